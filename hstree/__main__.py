@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from hstree.lab.commands import COMMANDS as OF_LABORATORY
-from hstree.lab.commands import suggest
-from hstree.lm.cli import commands, run
+from hstree.lm.cli import COMMANDS as OF_LANGUAGE_MODEL
+from hstree.lm.cli import run
 
-COMMANDS = (*commands(suggest), *OF_LABORATORY)
+COMMANDS = (*OF_LANGUAGE_MODEL, *OF_LABORATORY)
 DESCRIPTION = """\
 Language models whose output layers are ensembles of randomized hierarchical
 softmaxes, and the other remedies for the softmax bottleneck.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hstree.lab.comparison import report as compare
 from hstree.lab.correlation.report import COMMAND as correlation
@@ -19,9 +18,6 @@ from hstree.lab.synthetic.report import COMMAND as synthetic
 from hstree.lab.wins.report import COMMAND as wins
 from hstree.lab.words.report import COMMAND as words
 
-if TYPE_CHECKING:
-    from hstree.lm.runs import RunResults
-
 ANALYZE = (
     correlation,
     function,
@@ -33,22 +29,6 @@ ANALYZE = (
     words,
 )
 EXPERIMENT = (jacobian, robustness, synthetic)
-
-
-def suggest(run: RunResults, other: RunResults | None) -> Iterator[tuple[str, list[str]]]:
-    """Commands of the laboratory to try on a run that has finished, and what each is for;
-    ``other``: a run with the same settings and another head."""
-    folder = str(run.path)
-    if other is not None:
-        pair = [folder, str(other.path)]
-        yield (
-            f"compare with the head {other.head!r}",
-            ["hstree", "compare", *pair, "--plot", "curves.png"],
-        )
-    if run.head == "trees":
-        yield "look into the trees", ["hstree", "analyze", "tree", folder]
-    else:
-        yield "the rank of the log-probabilities", ["hstree", "analyze", "rank", folder]
 
 
 def add_measurements(commands: Any) -> None:

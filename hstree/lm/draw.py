@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hstree._files import write_atomic
 from hstree.lm._packages import optional_package
-from hstree.lm._pictures import new_figure
+from hstree.lm._pictures import new_figure, picture
 from hstree.trees import Tree
 from hstree.trees.describe import Item, Outline, count_of, percent
 
@@ -61,10 +61,7 @@ def draw_tree(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the font may lack a character
         figure, area = _figure(outline, n_rows)
-        write_atomic(
-            Path(path),
-            lambda part: figure.savefig(part, format="png", dpi=150, bbox_inches=area),
-        )
+        write_atomic(Path(path), picture(figure, dpi=150, bbox_inches=area))
 
 
 def _unfold_to_rows(outline: Outline) -> int:

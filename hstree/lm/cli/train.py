@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from hstree._progress import duration
 from hstree.lm._packages import has_pictures
@@ -38,13 +38,6 @@ from hstree.lm.training import (
 )
 from hstree.lm.training.presets import PRESETS, merged
 
-Suggestion: TypeAlias = tuple[str, list[str]]
-"""What a command is for, and the command."""
-
-Suggest: TypeAlias = Callable[[RunResults, RunResults | None], Iterable[Suggestion]]
-"""Commands to try on a run that has finished, given a run with the same settings and another head,
-or None."""
-
 _DESCRIPTION = """\
 Train an LSTM language model and write a run folder with its settings, vocabulary, metrics,
 learning curve and best weights. Without arguments it trains on the docstrings and help topics of
@@ -55,8 +48,7 @@ last saved state. To train in several processes: torchrun -m -- hstree train.
 """
 
 
-def add_command(commands: Any, suggest: Suggest) -> None:
-    """Register the command, which suggests these commands at the end of a training."""
+def add_command(commands: Any) -> None:
     parser = commands.add_parser("train", help="train a language model", description=_DESCRIPTION)
     parser.add_argument(
         "--preset",
@@ -85,7 +77,7 @@ def add_command(commands: Any, suggest: Suggest) -> None:
         "or as JSON",
     )
     add_config_arguments(parser)
-    parser.set_defaults(handler=_run, suggest=suggest)
+    parser.set_defaults(handler=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -102,11 +94,11 @@ def _run(arguments: argparse.Namespace) -> int:
             return 0
         result = train(config, ConsoleReporter())
     if is_main_process():
-        _print_end(result, arguments.suggest)
+        _print_end(result)
     return 0
 
 
-def _print_end(result: TrainResult, suggest: Suggest) -> None:
+def _print_end(result: TrainResult) -> None:
     """The final figures, where the files are, and what to try next."""
     run, summary = read_run(result.run), result.summary
     other = counterpart(run, "trees" if run.head == "softmax" else "softmax")
@@ -115,17 +107,22 @@ def _print_end(result: TrainResult, suggest: Suggest) -> None:
     curve = run.path / CURVE if has_pictures() else "needs matplotlib: pip install 'hstree[lm]'"
     show(f"learning curve:  {curve}\n")
     show("Next:")
-    for purpose, command in (*_next_commands(run, other), *suggest(run, other)):
+    for purpose, command in _next_commands(run, other):
         show(f"  {purpose}\n{command_line(command, sys.stdout, indent='    ')}")
 
 
-def _next_commands(run: RunResults, other: RunResults | None) -> Iterator[Suggestion]:
+def _next_commands(run: RunResults, other: RunResults | None) -> Iterator[tuple[str, list[str]]]:
+    """Commands to try on a run that has finished, and what each is for; ``other``: a run with the
+    same settings and another head."""
     folder, config = str(run.path), run.config
     prompt = ["--prompt", "return the"] if config.data is None else []
     yield "generate text", ["hstree", "generate", folder, *prompt]
-    if other is None and config.finetune is not None:
+    if other is not None:
+        compare = ["hstree", "compare", folder, str(other.path), "--plot", "curves.png"]
+        yield f"compare with the head {other.head!r}", compare
+    elif config.finetune is not None:
         yield "evaluate with a neural cache", ["hstree", "evaluate", folder, "--cache"]
-    elif other is None:
+    else:
         head, time = "trees" if run.head == "softmax" else "softmax", ""
         new = [] if config.run is None else ["--run", f"{folder}-{head}"]
         if run.final is not None and head == "softmax":
@@ -136,6 +133,10 @@ def _next_commands(run: RunResults, other: RunResults | None) -> Iterator[Sugges
             f"train with the head {head!r} and the same settings, to compare{time}",
             ["hstree", "train", "--config", str(run.path / CONFIG), "--head", head, *new],
         )
+    if run.head == "trees":
+        yield "look into the trees", ["hstree", "analyze", "tree", folder]
+    else:
+        yield "the rank of the log-probabilities", ["hstree", "analyze", "rank", folder]
 
 
 def _print_settings(config: TrainConfig, arguments: argparse.Namespace) -> None:

@@ -28,11 +28,6 @@ from .settings import (
     setting,
 )
 
-OPTIMIZERS = ("adamw", "sgd")
-AVERAGING = ("none", "nt", "et")
-SCHEDULES = ("cosine", "linear", "constant")
-DEVICES = ("auto", "cpu", "cuda")
-PRECISIONS = ("float32", "bfloat16")
 SHORTEST_WINDOW = 5
 LARGEST_SIZE = 2**20
 
@@ -219,7 +214,7 @@ class TrainConfig:
         "(default: no limit)",
         at_least(0),
     )
-    optimizer: str = in_optimization("adamw", "optimizer", choices=OPTIMIZERS)
+    optimizer: str = in_optimization("adamw", "optimizer", choices=("adamw", "sgd"))
     learning_rate: float = in_optimization(
         6e-3, "learning rate of the backbone", POSITIVE, resumable=True
     )
@@ -234,7 +229,9 @@ class TrainConfig:
     clip: float = in_optimization(
         1.0, "largest norm of the gradient; 0: no clipping", at_least(0), resumable=True
     )
-    schedule: str = in_optimization("cosine", "learning rate schedule", choices=SCHEDULES)
+    schedule: str = in_optimization(
+        "cosine", "learning rate schedule", choices=("cosine", "linear", "constant")
+    )
     warmup: int = in_optimization(
         50, "steps over which the learning rate rises from 0", at_least(0)
     )
@@ -255,7 +252,7 @@ class TrainConfig:
         "when to switch from SGD to averaged SGD, whose averaged weights are validated and saved: "
         "none (never), nt (when the validation loss is worse than the best of all earlier epochs, "
         "the last --nonmono excepted) or et (after epoch --averaging-epoch)",
-        choices=AVERAGING,
+        choices=("none", "nt", "et"),
     )
     nonmono: int = in_optimization(
         5, "number of recent epochs that --averaging nt and --finetune ignore", at_least(0)
@@ -294,7 +291,7 @@ class TrainConfig:
     device: str = in_run(
         "auto",
         "device; auto: a GPU if there is one",
-        choices=DEVICES,
+        choices=("auto", "cpu", "cuda"),
         resumable=True,
         inherited=False,
         grouped=False,
@@ -312,7 +309,7 @@ class TrainConfig:
         "float32",
         "precision of the training steps; bfloat16: torch.autocast, with weights and validation in "
         "float32",
-        choices=PRECISIONS,
+        choices=("float32", "bfloat16"),
     )
     compile: bool = in_run(
         False, "use torch.compile for the training step of the head", grouped=False
