@@ -29,19 +29,16 @@ def panels(
     rows: int = 1,
     columns: int = 1,
     *,
-    grid: str = "both",
+    grid: str | None = "both",
     **style: Any,
 ) -> tuple[Any, Any]:
     """A figure of this size in inches and its axes, as :meth:`matplotlib.figure.Figure.subplots`
-    returns them, with small titles and a grid along x, y, both or none. ``style``: its options."""
-    from matplotlib import rc_context
-
-    settings: Any = {"axes.titlesize": 9, "axes.grid": grid != "none", "grid.alpha": 0.3}
-    if grid != "none":
-        settings["axes.grid.axis"] = grid
-    with rc_context(settings):
-        figure = new_figure(width, height)
-        return figure, figure.subplots(rows, columns, **style)
+    returns them, with a grid along x, y, both or (None) neither. ``style``: its options."""
+    figure = new_figure(width, height)
+    every = figure.subplots(rows, columns, **style)
+    for axes in figure.axes if grid else ():
+        axes.grid(axis=grid, alpha=0.3)
+    return figure, every
 
 
 def legend(figure: Any, *of: Any, loc: str = "lower left", **style: Any) -> None:

@@ -196,7 +196,8 @@ def validation_curves(comparison: Comparison) -> Any:
                 axes.plot(averaged, curve[averaged], "D", mfc="white", mec=style["color"], ms=6)
                 caption = "dot: best epoch, diamond: first epoch of averaged weights"
     perplexity_axes(axes)
-    axes.set(ylabel="validation perplexity per token (log scale)", title=caption)
+    axes.set_ylabel("validation perplexity per token (log scale)")
+    axes.set_title(caption, fontsize=9)
     legend(figure)
     return figure
 

@@ -245,13 +245,14 @@ def agreement_picture(agreement: Agreement) -> Any:
     others = np.stack([*matrices.values()])[:, ~same]
     low, high = np.nanmin(others, initial=0), np.nanmax(others, initial=0.1)
     size = 2.2 + 0.55 * min(n, NUMBERED)
-    figure, both = panels(2 * size, size, 1, 2, grid="none")
+    figure, both = panels(2 * size, size, 1, 2, grid=None)
     for axes, (title, matrix) in zip(both, matrices.items(), strict=True):
         texts = [["-" if np.isnan(value) else f"{value:.2f}" for value in row] for row in matrix]
         for tree in range(n):
             texts[tree][tree] = "1"
         heat_map(axes, matrix, names, texts, cmap="cividis", vmin=low, vmax=high)
-        axes.set(xlabel="tree", ylabel="tree", title=title)
+        axes.set(xlabel="tree", ylabel="tree")
+        axes.set_title(title, fontsize=9)
     return figure
 
 
@@ -274,7 +275,7 @@ def level_picture(loss: TreeLoss) -> Any:
         stacked.text(total, bar, f" {total:.2f}", va="center", fontsize=8)
     stacked.invert_yaxis()
     stacked.set(xlim=(0, 1.1 * max(totals)), xlabel="loss (nats per token)")
-    stacked.set_title("loss by level of the path")
+    stacked.set_title("loss by level of the path", fontsize=9)
     legend(figure, *stacked.get_legend_handles_labels(), ncols=7)
 
     with np.errstate(invalid="ignore"):  # 0 / 0 where there is no token
@@ -286,7 +287,7 @@ def level_picture(loss: TreeLoss) -> Any:
     visits.set_xticks(shown + 2)
     visits.set_ylim(0, 1.1 * visits.get_ylim()[1])
     visits.set(xlabel="level", ylabel="nats per token that comes there")
-    visits.set_title(f"decisions below the root ({_FEWEST} tokens or more)")
+    visits.set_title(f"decisions below the root ({_FEWEST} tokens or more)", fontsize=9)
     visits.legend(frameon=False, fontsize=7)
     return figure
 
@@ -316,7 +317,8 @@ def frequency_picture(bins: Mapping[str, Sequence[FrequencyBin]]) -> Any:
             places = np.arange(len(labels)) - 0.4 + (k + 0.5) * width
             axes.bar(places, heights, width, color=line_style(run)["color"], label=plain(name))
         axes.set_xticks(range(len(labels)), labels, rotation=40, ha="right", fontsize=8)
-        axes.set(xlabel="rank of the word's training frequency", ylabel=unit, title=title)
+        axes.set(xlabel="rank of the word's training frequency", ylabel=unit)
+        axes.set_title(title, fontsize=9)
     (mark,) = all_axes[1].plot(100 * tokens / tokens.sum(), "_", color="black", ms=24, mew=1.5)
     all_axes[1].legend([mark], ["share of the tokens"], frameon=False, fontsize=8)
     if others:

@@ -154,7 +154,8 @@ def function_picture(views: Mapping[str, FunctionView]) -> Any:
         (of_logits, next_words, "logit", "% per unit"),
         (of_slopes, pieces, "slope of f", f"% per {edges[1]:.3f}"),
     ):
-        axes.set(title=title, xlabel=x, ylabel=y)
+        axes.set_title(title, fontsize=9)
+        axes.set(xlabel=x, ylabel=y)
     left, right = zip(*(view.x[[0, -1]] for view in views.values()), strict=True)
     for axes in (of_f, of_slope, of_logits):
         axes.set_xlim(min(left), max(right))

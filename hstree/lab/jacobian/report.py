@@ -121,7 +121,8 @@ def jacobian_picture(layers: Sequence[LayerSpectrum], activation: str, *, normal
                 if layer.gate in (None, gate):
                     style = {"color": COLOURS[-1]} | styles[layer.experts or layer.kind]
                     axes.plot(range(1, len(heights) + 1), heights, **style)
-        top.set(title=f"{gate} gates", ylim=(0, 1.05 * largest))
+        top.set_title(f"{gate} gates", fontsize=10)
+        top.set_ylim(0, 1.05 * largest)
         bottom.set(yscale="log", ylim=(_FLOOR * largest, 1.5 * largest))
         bottom.set_xlabel("index of the singular value")
     grid[0, 0].set_ylabel(name)

@@ -173,8 +173,8 @@ def spectrum_picture(results: Mapping[str, RankResult]) -> Any:
     logarithmic.text(1.0, floor * 1.2, " Press threshold", fontsize=8, va="bottom")
     logarithmic.set(yscale="log", ylim=(floor / 30, 2))
     linear.set_ylim(bottom=0)
-    linear.set_title("linear, from the second on: the first is 1")
-    logarithmic.set_title("logarithmic")
+    linear.set_title("linear, from the second on: the first is 1", fontsize=9)
+    logarithmic.set_title("logarithmic", fontsize=9)
     for axes in (linear, logarithmic):
         axes.set(xscale="log", xlim=_index_limits(results))
         axes.set_xlabel("index of the singular value (log scale)")
@@ -204,7 +204,7 @@ def energy_picture(results: Mapping[str, RankResult]) -> Any:
     axes.set(xscale="log", yscale="log", **limits)
     axes.set_xlabel("k, number of singular values kept (log scale)")
     axes.set_ylabel("share of the sum of squares left out (log scale)")
-    axes.set_title("dots: effective ranks; dotted lines: their epsilon")
+    axes.set_title("dots: effective ranks; dotted lines: their epsilon", fontsize=9)
     legend(figure)
     return figure
 

@@ -143,7 +143,7 @@ def significance_picture(result: Significance, quantity: str) -> Any:
     labels = [plain(f"{sample.name} ({len(sample.values)})") for sample in samples]
     axes.set_yticks(range(len(samples)), labels)
     axes.set(ylim=(len(samples) - 0.5, -0.5), ylabel="model (runs)", xlabel=plain(quantity))
-    axes.set_title("dots: runs; diamond: mean with its 95% confidence interval")
+    axes.set_title("dots: runs; diamond: mean with its 95% confidence interval", fontsize=9)
     return figure
 
 
