@@ -288,7 +288,7 @@ def level_picture(loss: TreeLoss) -> Any:
     visits.set_ylim(0, 1.1 * visits.get_ylim()[1])
     visits.set(xlabel="level", ylabel="nats per token that comes there")
     visits.set_title(f"decisions below the root ({_FEWEST} tokens or more)", fontsize=9)
-    visits.legend(frameon=False, fontsize=7)
+    visits.legend(loc="upper right", frameon=False, fontsize=7)
     return figure
 
 

@@ -38,5 +38,5 @@ def learning_curve(records: Sequence[EpochRecord], unigram_loss: float, title: s
     perplexity_axes(axes)
     axes.set_ylabel("perplexity per token (log scale)")
     axes.set_title(title, fontsize=10)
-    axes.legend(frameon=False)
+    axes.legend(loc="upper right", frameon=False)  # a search for the best place can take long
     return picture(figure)
