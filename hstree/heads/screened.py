@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._checks import check_bool, check_int, check_tensor, check_up_to
+from hstree._checks import check_bool, check_int, check_number, check_tensor, check_up_to
 from hstree._numerics import no_autocast
 from hstree.heads.base import Head
 from hstree.heads.losses import mask_candidates, split_rows
@@ -43,7 +43,8 @@ class ScreenedSoftmax(Tables, Head):
     with the mean context m and the mean row :math:`\bar W`. So q is a distribution over all classes
     with known log-probabilities, which :meth:`log_prob`, :meth:`sample`, :meth:`candidate_log_prob`
     and, in evaluation mode, ``forward`` give without gradients. The whole of the
-    weight is read for no query; see :func:`hstree.ops.screened_topk`.
+    weight is read for no query; see :func:`hstree.ops.screened_topk`. A scale or a soft cap is
+    applied to all scores, as :class:`Softmax` does.
 
     :meth:`from_linear` makes the head. The weight is the linear layer's own, and the preview one of
     its values at that time: train the layer with :class:`Softmax`, and screen it again afterwards.
@@ -57,6 +58,8 @@ class ScreenedSoftmax(Tables, Head):
         exact: number of classes that are scored exactly, n.
         agreement: share of held-out contexts whose best class was among the n; None: not measured.
         bias: whether there is a bias b.
+        scale: factor of the scores, positive.
+        soft_cap: bound of the scaled scores, positive; None: no bound.
         embedding: the linear layer.
         **options: further arguments of :class:`Head`.
 
@@ -93,10 +96,16 @@ class ScreenedSoftmax(Tables, Head):
         exact: int,
         agreement: float | None = None,
         bias: bool = False,
+        scale: float = 1.0,
+        soft_cap: float | None = None,
         embedding: HasWeight | None = None,
         **options: Any,
     ) -> None:
         super().__init__(in_features, n_classes, **options)
+        self.logit_scale = check_number("scale", scale, positive=True)
+        self.soft_cap = soft_cap
+        if soft_cap is not None:
+            self.soft_cap = check_number("soft_cap", soft_cap, positive=True)
         self.rank = check_int("rank", rank, 1, in_features)
         self.bits = _check_bits(bits)
         self.exact = check_int("exact", exact, 1, n_classes)
@@ -153,7 +162,7 @@ class ScreenedSoftmax(Tables, Head):
             agreement: share of contexts whose best class is to be found; None: 0.998.
             tied: whether the weight stays the layer's, so that :meth:`Head.save` can leave it out.
                 False for an ``lm_head`` of transformers that is not tied to its embedding.
-            **options: further arguments of :class:`Head`.
+            **options: ``scale`` and ``soft_cap``, and further arguments of :class:`Head`.
 
         Raises:
             ValueError: for an argument out of range, values that are not finite, or less than 8
@@ -228,15 +237,16 @@ class ScreenedSoftmax(Tables, Head):
         """The place [N] of a class of each row among the previews of all classes."""
         places = []
         for rows, some in zip(torch.split(hidden, 64), torch.split(classes, 64), strict=True):
-            found = self._screened(rows, 1, 1, all_scores=True)
+            found = self._found(rows, 1, 1, 1.0, True)
             # Its preview is gone: it was the largest.
             scores = found.scores.scatter(1, found.classes, torch.inf)
             places.append((scores > scores.gather(1, some[:, None])).sum(1))
         return torch.cat(places)
 
-    def _screened(
-        self, hidden: Tensor, n: int, k: int, temperature: float = 1.0, all_scores: bool = False
+    def _found(
+        self, hidden: Tensor, n: int, k: int, temperature: float, all_scores: bool
     ) -> Screened:
+        """Without scale and soft cap, which change no order."""
         with torch.no_grad(), no_autocast(hidden.device):
             hidden = hidden.to(self.weight.dtype)
             query = F.linear(hidden.float(), self.rotation, self.rotation_bias)
@@ -246,6 +256,24 @@ class ScreenedSoftmax(Tables, Head):
                 query, self.preview, self.scale, self.offset, hidden, self.weight.detach(),
                 self.bias, n, k, temperature=temperature, all_scores=all_scores,
             )  # fmt: skip
+
+    def _screened(
+        self, hidden: Tensor, n: int, k: int, temperature: float = 1.0, all_scores: bool = False
+    ) -> Screened:
+        factor, cap = self.logit_scale, self.soft_cap
+        if cap is None:
+            found = self._found(hidden, n, k, temperature / factor, all_scores)
+            if factor == 1:
+                return found
+            return found._replace(score=factor * found.score, scores=factor * found.scores)
+        found = self._found(hidden, n, n, temperature, True)
+        score, scores = (
+            cap * (each * (factor / cap)).tanh() for each in (found.score, found.scores)
+        )
+        rest = scores.scatter(1, found.classes, -torch.inf)
+        log_rest, log_normalizer = ((x / temperature).logsumexp(1) for x in (rest, scores))
+        classes, scores = found.classes[:, :k], scores if all_scores else scores[:0]
+        return Screened(score[:, :k], classes, log_rest, log_normalizer, scores)
 
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         if self.training:
@@ -304,9 +332,10 @@ class ScreenedSoftmax(Tables, Head):
         )
 
     def config(self) -> dict[str, Any]:
-        names = ("rank", "bits", "exact", "agreement", "tied")
+        names = ("rank", "bits", "exact", "agreement", "tied", "soft_cap")
         own = {name: getattr(self, name) for name in names}
-        return super().config() | own | {"bias": self.bias is not None}
+        own |= {"scale": self.logit_scale, "bias": self.bias is not None}
+        return super().config() | own
 
     @classmethod
     def from_config(

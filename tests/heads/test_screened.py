@@ -46,10 +46,18 @@ def log_q(
     scores = head.offset[:V] + shift + (x / step).round() * step @ rows.T
     exact = nn.functional.linear(hidden, linear.weight, linear.bias).double()
     best = scores.topk(head.exact).indices
-    return (scores.scatter(1, best, exact.gather(1, best)) / temperature).log_softmax(1).detach()
+    scores = head.logit_scale * scores.scatter(1, best, exact.gather(1, best))
+    if head.soft_cap is not None:
+        scores = head.soft_cap * (scores / head.soft_cap).tanh()
+    return (scores / temperature).log_softmax(1).detach()
 
 
-@pytest.mark.parametrize("options", [{}, {"bits": 8}, {"rank": D}, {"exact": V}, {"bias": False}])
+SCALES: list[dict[str, Any]] = [{"scale": 0.4}, {"scale": 0.4, "soft_cap": 3.0}]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"bits": 8}, {"rank": D}, {"exact": V}, {"bias": False}, *SCALES]
+)
 def test_queries_are_those_of_the_formula(options: dict[str, Any]) -> None:
     head, linear, hidden = made(**options)
     expected = log_q(head, linear, hidden)
@@ -74,10 +82,10 @@ def test_queries_are_those_of_the_formula(options: dict[str, Any]) -> None:
     torch.testing.assert_close(loss, -output.mean())
 
 
-@pytest.mark.parametrize("temperature", [1.0, 1.7])
-def test_draws_have_the_distribution(temperature: float) -> None:
+@pytest.mark.parametrize(("temperature", "options"), [(1.0, {}), (1.7, {}), (1.7, SCALES[1])])
+def test_draws_have_the_distribution(temperature: float, options: dict[str, Any]) -> None:
     """Also those of the classes that have only a preview."""
-    head, linear, hidden = made(exact=4)
+    head, linear, hidden = made(exact=4, **options)
     hidden, random = hidden[:2], torch.Generator().manual_seed(1)
     classes, log_prob = head.sample(
         hidden, 20_000, temperature=temperature, generator=random, return_log_prob=True
@@ -87,9 +95,9 @@ def test_draws_have_the_distribution(temperature: float) -> None:
     for drawn, p in zip(classes, log_p.exp(), strict=True):
         counts = torch.bincount(drawn, minlength=V)
         assert counts[p.topk(4).indices].sum() < 19_000
-        often = 20_000 * p >= 5
-        seen = torch.cat([counts[often], counts[~often].sum()[None]])
-        wanted = torch.cat([p[often], p[~often].sum()[None]])
+        group = torch.where(20_000 * p >= 5, torch.arange(V), V)  # one of all rare classes
+        seen = torch.bincount(group, counts, minlength=V + 1)[group.unique()]
+        wanted = torch.bincount(group, p, minlength=V + 1)[group.unique()]
         assert chisquare(seen, 20_000 * wanted / wanted.sum()).pvalue > 1e-3
 
 
@@ -156,6 +164,8 @@ def test_wrong_arguments() -> None:
         ("rank", {"rank": D + 1}),
         ("bits", {"bits": 6}),
         ("exact", {"exact": V + 1}),
+        ("scale", {"scale": 0.0}),
+        ("soft_cap", {"soft_cap": -1.0}),
         ("agreement", {"agreement": 1.5}),
         ("hidden", {"hidden": hidden[:, 1:]}),
         ("hidden", {"hidden": hidden[:7]}),

@@ -27,7 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "heads": {"trees", "ops"},
     "distributed": {"trees", "optim", "heads"},
     "decoding": {"ops", "heads"},
-    "integrations": {"heads"},
+    "integrations": {"heads", "decoding"},
     "lm": {"trees"},
     "lm/data": {"trees", "lm"},
     "lm/models": {"ops", "heads", "decoding", "lm", "lm/data"},

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any, NoReturn
 
+from torch import Tensor
+
 try:
     import transformers
 except ModuleNotFoundError as error:
@@ -18,6 +20,7 @@ from hstree.heads import (
     ForestSoftmax,
     Head,
     SampledSoftmax,
+    ScreenedSoftmax,
     Softmax,
     build_head,
     head_class,
@@ -30,7 +33,7 @@ from hstree.integrations.transformers.files import (
     HeadConfig,
 )
 from hstree.integrations.transformers.lm_head import LMHead
-from hstree.integrations.transformers.logits import scale_and_cap
+from hstree.integrations.transformers.logits import hidden_states, scale_and_cap
 from hstree.integrations.transformers.model import (
     IGNORED,
     attach,
@@ -42,6 +45,7 @@ from hstree.integrations.transformers.model import (
 __all__ = [
     "CONFIG_KEY",
     "LMHead",
+    "accelerate_lm_head",
     "from_pretrained",
     "replace_lm_head",
 ]
@@ -70,8 +74,8 @@ def replace_lm_head(
       The input ``skip_logits=True`` or ``False`` overrides this, for example in an evaluation that
       needs only the loss.
     - ``logits`` are log-probabilities of the head's distribution, [batch, time, V]. Without
-      ``head`` they have the scale and the soft cap that the model applies to its logits, which
-      other heads ignore.
+      ``head``, and with ``"softmax"``, they have the scale and the soft cap that the model applies
+      to its logits, which other heads ignore.
     - The loss is the mean over the labels that are not -100 or, with ``num_items_in_batch``, their
       sum divided by that number, as in transformers. The head's ``reduction`` is set to ``"sum"``.
     - Token embeddings that are tied to the ``lm_head`` stay tied, except to a ``head`` that was
@@ -104,8 +108,9 @@ def replace_lm_head(
     Raises:
         TypeError: if ``model`` is not a causal language model of transformers that computes its
             loss by ``loss_function``, or ``head`` is not a head.
-        ValueError: if the model has a head of hstree already, or ``head`` has other sizes; without
-            ``head``, if the model does more to its logits than scale and softly cap them.
+        ValueError: if the model has a head of hstree already, or ``head`` has other sizes; for a
+            head that starts as the softmax of the ``lm_head``, if the model does more to its logits
+            than scale and softly cap them; for ``"sampled"`` and ``"forest"``, if it does that.
 
     Example:
         >>> import torch
@@ -119,33 +124,25 @@ def replace_lm_head(
         >>> from_pretrained("gpt2-softmax").lm_head.head.tied
         True
     """
-    if not isinstance(model, transformers.PreTrainedModel):
-        raise TypeError(f"model: expected a model of transformers, got {type(model).__name__}")
-    linear = model.get_output_embeddings()
-    if isinstance(linear, LMHead):
-        raise ValueError(f"model: expected a linear lm_head, got {type(linear.head).__name__}")
-    if model.config.is_encoder_decoder or getattr(linear, "weight", None) is None:
-        raise TypeError(
-            f"model: expected a causal language model with an lm_head, got {type(model).__name__}"
-        )
-    if not uses_loss_function(type(model)):
-        raise TypeError(
-            f"model: expected a causal language model that computes its loss by loss_function, got "
-            f"{type(model).__name__}"
-        )
+    linear = _linear_lm_head(model)
     n_classes, in_features = linear.weight.shape
     embedding = model.get_input_embeddings()
     tied = linear.weight is embedding.weight
     if head is None:
-        scale, cap = scale_and_cap(model, linear)
-        given = {"scale": scale, "soft_cap": cap} | options
-        head = Softmax.from_linear(linear, tied=True, **given)
-        head.tied = tied
+        head = _own_softmax(model, linear, **options)
     elif isinstance(head, str):
         if tied and "embedding" in head_options(head):
             options = {"embedding": embedding} | options
         kind = head_class(head)
         if issubclass(kind, SOFTMAXES):
+            scale, cap = scale_and_cap(model, linear)
+            if issubclass(kind, Softmax):
+                options = {"scale": scale, "soft_cap": cap} | options
+            elif (scale, cap) != (1.0, None):
+                raise ValueError(
+                    f"head: expected None or 'softmax' for {type(model).__name__}, whose logits "
+                    f"have the scale {scale:.6g} and the soft cap {cap}, got {head!r}"
+                )
             options = {"bias": getattr(linear, "bias", None) is not None} | options
         if issubclass(kind, ForestSoftmax) and not {"tokens", "trees"} & options.keys():
             options = {"vectors": linear.weight} | options
@@ -170,6 +167,105 @@ def replace_lm_head(
     model.__class__ = with_head(model.__class__)
     model.set_output_embeddings(LMHead())
     attach(model, head.train(model.training))
+    return model
+
+
+def _linear_lm_head(model: transformers.PreTrainedModel) -> Any:
+    """The ``lm_head`` of a model that :func:`replace_lm_head` takes."""
+    if not isinstance(model, transformers.PreTrainedModel):
+        raise TypeError(f"model: expected a model of transformers, got {type(model).__name__}")
+    linear = model.get_output_embeddings()
+    if isinstance(linear, LMHead):
+        raise ValueError(f"model: expected a linear lm_head, got {type(linear.head).__name__}")
+    if model.config.is_encoder_decoder or getattr(linear, "weight", None) is None:
+        raise TypeError(
+            f"model: expected a causal language model with an lm_head, got {type(model).__name__}"
+        )
+    if not uses_loss_function(type(model)):
+        raise TypeError(
+            f"model: expected a causal language model that computes its loss by loss_function, got "
+            f"{type(model).__name__}"
+        )
+    return linear
+
+
+def _own_softmax(model: transformers.PreTrainedModel, linear: Any, **options: Any) -> Softmax:
+    """The softmax on the weight of the ``lm_head`` with the distribution of the model."""
+    scale, cap = scale_and_cap(model, linear)
+    given = {"scale": scale, "soft_cap": cap} | options
+    head = Softmax.from_linear(linear, tied=True, **given)
+    head.tied = linear.weight is model.get_input_embeddings().weight
+    return head
+
+
+def accelerate_lm_head(
+    model: transformers.PreTrainedModel,
+    contexts: Tensor | None = None,
+    *,
+    verify: bool = False,
+    **options: Any,
+) -> transformers.PreTrainedModel:
+    """Screen the ``lm_head`` of a causal language model, so that it generates faster, in place.
+
+    Without ``verify``, a :class:`hstree.heads.ScreenedSoftmax` replaces the ``lm_head``:
+    ``generate`` of every kind runs on a distribution close to the model's.
+
+    With ``verify``, the model keeps its distribution, and so its loss and its logits. In greedy
+    decoding and sampling, ``generate`` drafts up to 16 words by the screen on the hidden vectors of
+    the model itself, then computes the logits of all of them in one product, and drops the words
+    from the first on that is not the model's. Greedy text is that of the model, up to rounding;
+    samples have its distribution, with any temperature, top-k, top-p and other processors of logits
+    that hold no state. A batch goes on from the first word that is rejected in any row, so that a
+    few rows gain more than many. Beams, ``return_dict_in_generate``, guidance, watermarks and
+    caches that cannot be cropped run without drafts. The screen is not saved with the model.
+
+    Args:
+        model: a model that :func:`replace_lm_head` takes, or whose head is a
+            :class:`hstree.heads.Softmax` already.
+        contexts: a few thousand tokens of texts like those to generate, int64 [n, time] without
+            padding, or the hidden vectors that the ``lm_head`` reads for them, [..., D]. None: see
+            :meth:`hstree.heads.ScreenedSoftmax.from_linear`.
+        verify: whether the model's own head verifies the words.
+        **options: further arguments of :meth:`hstree.heads.ScreenedSoftmax.from_linear`.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError, ValueError: as :func:`replace_lm_head`, and
+            :meth:`hstree.heads.ScreenedSoftmax.from_linear`.
+
+    Example:
+        >>> import torch
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> from hstree.integrations.transformers import accelerate_lm_head
+        >>> config = GPT2Config(vocab_size=200, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+        >>> model, tokens = GPT2LMHeadModel(config).eval(), torch.randint(200, (8, 16))
+        >>> model = accelerate_lm_head(model, tokens, verify=True)
+        >>> model.generate(tokens[:1, :4], max_new_tokens=8, do_sample=False).shape
+        torch.Size([1, 12])
+    """
+    lm_head: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    replaced = isinstance(lm_head, LMHead)
+    if replaced and isinstance(lm_head.head, Softmax):
+        softmax = lm_head.head
+    else:
+        softmax = _own_softmax(model, _linear_lm_head(model))
+    if contexts is not None and not contexts.is_floating_point():
+        if contexts.dim() != 2:
+            raise ValueError(
+                f"contexts: expected tokens [n, time], got the shape {list(contexts.shape)}"
+            )
+        contexts = hidden_states(model, lm_head, contexts)
+    own = {name: softmax.config()[name] for name in ("scale", "soft_cap")}
+    screen = ScreenedSoftmax.from_linear(softmax, contexts, tied=softmax.tied, **(own | options))
+    head = softmax if verify else screen
+    if replaced:
+        attach(model, head)
+    else:
+        replace_lm_head(model, head)
+    if verify:
+        model.get_output_embeddings().draft = (screen.eval(),)
     return model
 
 
