@@ -1,10 +1,10 @@
-"""The table of README.md and docs/index.md, and the figures in that of docs/heads.md, made of the
-figures in benchmarks/results.
+"""The tables of README.md and docs/ that are made of the figures in benchmarks/results.
 
     python -m benchmarks.front
 
-replaces the lines between ``<!-- summary: begin -->`` and ``<!-- summary: end -->``, and time,
-memory and parameters in the rows of docs/heads.md.
+replaces the lines between ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->`` in README.md,
+docs/index.md, docs/decoding.md and docs/transformers.md, and time, memory and parameters in the
+rows of docs/heads.md.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,8 +27,8 @@ from hstree.lab.study.results import results
 from hstree.lm.table import decimals, markdown, table
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / page for page in ("README.md", "docs/index.md")]
-BEGIN, END = "<!-- summary: begin -->", "<!-- summary: end -->"
 UNIT = "linear"
 
 # Contestants of the training steps, as README calls them, with those of benchmarks.trees_study.
@@ -80,13 +81,45 @@ def _times(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.1f}x" if value < 10 else f"{value:.0f}x"
 
 
-def replaced(text: str, table: str) -> str:
-    """The text with the table between its markers. Raises ValueError unless it has both once, in
-    order."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
-        raise ValueError(f"expected one {BEGIN} and one {END} after it")
-    head, _, rest = text.partition(BEGIN)
-    return f"{head}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"
+def replaced(text: str, name: str, table: str) -> str:
+    """The text with the table between the markers of that name. Raises ValueError unless it has
+    both once, in order."""
+    begin, end = (f"<!-- {name}: {place} -->" for place in ("begin", "end"))
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
+        raise ValueError(f"expected one {begin} and one {end} after it")
+    head, _, rest = text.partition(begin)
+    return f"{head}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
+
+
+def recorded(name: str) -> str:
+    """The tables of a page in benchmarks/results."""
+    text = (RESULTS / name).read_text()
+    return text.partition("\n")[2].partition("\n- ")[0].strip()
+
+
+COST = re.compile(
+    r"^\| (.+): (all classes|top 10|top 1|a draw) \| ([\d.]+) .*\| ([\d.]+) .*\|$", re.M
+)
+
+
+def decoding_costs() -> str:
+    """Times of queries for one row and for 32, by head."""
+    found = COST.findall((RESULTS / "cpu.md").read_text().partition("\n## Decoding")[2])
+    costs = {(head, query): times for head, query, *times in found}
+    heads, queries = (list(dict.fromkeys(key[place] for key in costs)) for place in (0, 1))
+    columns: list[Any] = [("", str)]
+    for place, n in enumerate((1, 32)):
+        for query in queries:
+            get = partial(lambda place, query, head: costs[head, query][place], place, query)
+            columns.append((f"{query}, N = {n}", get))
+    _, _, shown = markdown([table("", heads, columns)]).partition("\n\n")
+    return shown.strip()
+
+
+FILLED: dict[str, dict[str, Callable[[], str]]] = {
+    "docs/decoding.md": {"costs": decoding_costs, "screened": partial(recorded, "screened.md")},
+    "docs/transformers.md": {"lm_head": partial(recorded, "lm_head.md")},
+}
 
 
 HEAD_ROW = re.compile(
@@ -112,12 +145,16 @@ def with_head_figures(text: str, speed: Record) -> str:
 
 def pages() -> dict[Path, str]:
     """The pages with the figures that are committed."""
-    folder = ROOT / "benchmarks" / "results"
-    study = results(CONTENDERS, Records(folder / "trees-study.json"))
-    speed = json.loads((folder / "cpu.json").read_text())
+    study = results(CONTENDERS, Records(RESULTS / "trees-study.json"))
+    speed = json.loads((RESULTS / "cpu.json").read_text())
     perplexity = {result.contender.name: result.mean("test") for result in study}
     shown = front_table(speed, perplexity)
-    filled = {page: replaced(page.read_text(), shown) for page in PAGES}
+    filled = {page: replaced(page.read_text(), "summary", shown) for page in PAGES}
+    for name, tables in FILLED.items():
+        text = (ROOT / name).read_text()
+        for mark, make in tables.items():
+            text = replaced(text, mark, make())
+        filled[ROOT / name] = text
     heads = ROOT / "docs" / "heads.md"
     return filled | {heads: with_head_figures(heads.read_text(), speed)}
 

@@ -1,10 +1,12 @@
-"""The table of README.md."""
+"""Tables of README.md and docs/."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.front import BEGIN, END, pages, replaced, with_head_figures
+from benchmarks.front import decoding_costs, pages, replaced, with_head_figures
+
+BEGIN, END = "<!-- costs: begin -->", "<!-- costs: end -->"
 
 
 def test_pages_show_the_committed_figures() -> None:
@@ -27,12 +29,18 @@ def test_rows_of_heads_get_the_figures_of_their_record() -> None:
 
 def test_replaced_keeps_the_rest() -> None:
     text = f"a\n{BEGIN}\nold\n{END}\nb\n"
-    once = replaced(text, "new")
+    once = replaced(text, "costs", "new")
     assert once == f"a\n{BEGIN}\nnew\n{END}\nb\n"
-    assert replaced(once, "new") == once
+    assert replaced(once, "costs", "new") == once
 
 
 @pytest.mark.parametrize("text", ["", BEGIN, f"{END}{BEGIN}"])
 def test_replaced_names_missing_markers(text: str) -> None:
     with pytest.raises(ValueError, match=f"expected one {BEGIN}"):
-        replaced(text, "new")
+        replaced(text, "costs", "new")
+
+
+def test_costs_are_those_of_the_record() -> None:
+    lines = decoding_costs().splitlines()
+    assert lines[2].startswith("| softmax | 1.00 |")
+    assert len(lines) == 8

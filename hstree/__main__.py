@@ -23,8 +23,6 @@ softmaxes, and the other remedies for the softmax bottleneck.
   hstree train --finetune RUN               averaged SGD from its best weights
   hstree evaluate RUN                       perplexity of a trained model
   hstree generate RUN --prompt "the value"  text from a trained model
-  hstree convert RUN                        its softmax as trees that read its
-                                            rows, for speculative decoding
   hstree compare RUN RUN                    runs side by side, means over seeds
   hstree study FILE                         a grid of runs in one table
   hstree tree draw RUN                      a picture of its trees

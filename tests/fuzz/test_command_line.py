@@ -127,7 +127,6 @@ def test_other_commands(
 REFUSED: dict[str, tuple[str, ...]] = {
     "study study.toml": ("--limit",),
     "compare RUN": (),
-    "convert RUN": ("--n-trees", "--hidden-states", "--epochs", "--root"),
     "tree draw RUN": ("--index", "--levels"),
     "analyze rank RUN": (),
     "analyze function RUN": (),

@@ -240,7 +240,9 @@ def with_tokenizer(model: Any, folder: Path) -> None:
 def test_another_process_loads_it_with_transformers(head: str, tmp_path: Path) -> None:
     model = gpt2()
     made = {
-        "trees": lambda: TreeEnsemble.from_linear(model.lm_head, n_trees=2, root=8, leaf=4),
+        "trees": lambda: TreeEnsemble.from_linear(
+            model.lm_head, tied=False, n_trees=2, root=8, leaf=4
+        ),
         "mos": lambda: MixtureOfSoftmaxes(D, V, components=2),
         "tied": lambda: None,
     }[head]()

@@ -46,7 +46,7 @@ def llama(head: str) -> LlamaForCausalLM:
 def _trees(model: nn.Module) -> TreeEnsemble:
     vectors = [model.lm_head.weight.detach().numpy()]
     trees = build_ensemble("cluster", V, 2, None, vectors, 3, 8, 4)
-    return TreeEnsemble.from_linear(model.lm_head, trees, gate="context")
+    return TreeEnsemble.from_linear(model.lm_head, trees, tied=False, gate="context")
 
 
 HEADS: dict[str, Callable[[nn.Module], Any]] = {

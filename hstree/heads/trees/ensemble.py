@@ -284,7 +284,7 @@ class TreeEnsemble(Head):
         linear: nn.Linear | Softmax,
         trees: Sequence[Tree] | None = None,
         *,
-        tied: bool = False,
+        tied: bool = True,
         vectors: npt.ArrayLike | Tensor | None = None,
         at: Tensor | None = None,
         n_trees: int | None = None,
@@ -307,23 +307,24 @@ class TreeEnsemble(Head):
 
         This is exact for a child that is a single class. The more similar the classes below a node
         are, the closer is the approximation. A root over all classes is the softmax itself.
+        It is a start for training: :class:`hstree.heads.ScreenedSoftmax` is far closer to the
+        softmax, and faster.
 
         Args:
             linear: the softmax: weight [V, D], with or without a bias.
-            tied: use the weight of the softmax itself as the output embedding, not a copy. The head
-                then adds T C D numbers for the roots of trees of two levels and T V for the biases
-                of the classes. Below the root it is exact, and it follows the softmax when that is
-                trained; :meth:`fit_nodes` fits the root to it. The head has the dtype of the
-                softmax. See :meth:`hstree.heads.Head.save` for a file without the weight.
+            tied: use the weight of the softmax itself as the output embedding. The head then adds
+                T C D numbers for the roots of trees of two levels and T V for the biases of the
+                classes. Below the root it is exact, and it follows the softmax when that is
+                trained. The head has the dtype of the softmax. See :meth:`hstree.heads.Head.save`
+                for a file without the weight. False: vectors of its own at every node, or with
+                ``node_vectors="leaves"`` a copy of the weight.
             trees: trees over the V classes; None: clustered by ``vectors``.
             vectors: class vectors, real [V, F]; None: the rows of the weight. With the mean hidden
                 states of a sample, :meth:`hstree.trees.ContextMeans.vectors`, and their counts as
                 ``frequencies`` the approximation is closer.
             at: the hidden vector h_0 [D]; None: 0, which suits a softmax with a bias. Without a
                 bias use the mean of some hidden vectors.
-            n_trees: number of clustered trees, T; None: 1, which has as many parameters as the
-                softmax. Four trees give a perplexity 3% lower (``conversion.md`` of the benchmark
-                results).
+            n_trees: number of clustered trees, T; None: 1.
             root: width of the root, C; None: 1,024, or the smallest power of two that is at least
                 the square root of V if that is more, but at most V / 4. Up to 1,024 classes one
                 tree is the softmax itself.
@@ -350,7 +351,7 @@ class TreeEnsemble(Head):
 
             Two levels that read the rows of the softmax:
 
-            >>> head = hstree.TreeEnsemble.from_linear(linear, tied=True, root=32)
+            >>> head = hstree.TreeEnsemble.from_linear(linear, root=32)
             >>> head.output_embedding is linear.weight, head.nodes.root_weight.shape
             (True, torch.Size([1, 32, 16]))
         """
@@ -682,11 +683,11 @@ class TreeEnsemble(Head):
     def fit_nodes(
         self,
         hidden: Tensor,
-        target: Tensor | nn.Linear | Softmax,
+        target: Tensor,
         *,
         epochs: int = 3,
         batch_size: int = 1024,
-        learning_rate: float | None = None,
+        learning_rate: float = 0.01,
         seed: int = 0,
     ) -> None:
         r"""Fit the nodes above the leaf groups to contexts, with ``node_vectors="leaves"``.
@@ -694,30 +695,20 @@ class TreeEnsemble(Head):
         Minimizes the mean over the contexts and the trees of
 
         .. math::
-            -\sum_y q(y \mid h) \sum_{n \in \mathrm{path}_t(y)} \log P_t(\text{child} \mid n, h)
+            -\sum_{n \in \mathrm{path}_t(y)} \log P_t(\text{child} \mid n, h)
 
-        over the nodes n above the leaf groups, by Adam with a cosine schedule. The output
-        embedding, the biases of the classes and the gate stay. The first-order expansion that
-        :meth:`replace_trees`, :meth:`relearn` and :meth:`from_linear` start the nodes from is
-        coarse: call this after them, before training continues.
-
-        With classes as the target, q is 1 for the class that followed. With a softmax as the
-        target, q is its distribution: the nodes are distilled from it, and what is minimized is, up
-        to a constant, the Kullback-Leibler divergence from the softmax to each tree in the
-        distribution of the leaf groups. That of the classes is the same where the leaf groups are
-        exact, as after ``from_linear(softmax, tied=True)``. A step then costs the probabilities of
-        all classes, which are held for a few contexts at a time.
+        over the nodes n above the leaf groups, for the class y that followed, by Adam with a cosine
+        schedule. The output embedding, the biases of the classes and the gate stay. The first-order
+        expansion that :meth:`replace_trees`, :meth:`relearn` and :meth:`from_linear` start the
+        nodes from is coarse: call this after them, before training continues.
 
         Args:
             hidden: context vectors, floating point [N, D], such as those of a sample of the
                 training text.
-            target: classes, int64 [N], in [0, V) or ``ignore_index``; or a softmax over them with a
-                weight [V, D], with or without a bias, which is not changed.
+            target: classes, int64 [N], in [0, V) or ``ignore_index``.
             epochs: passes over the contexts, at least 1.
             batch_size: contexts of a step.
-            learning_rate: of the first step; None: 0.01 for classes, 0.1 / sqrt(D) for a softmax.
-                For a softmax that of the vectors is divided by the root mean square of ``hidden``,
-                so that the fit does not depend on its scale.
+            learning_rate: of the first step.
             seed: seed of the order of the contexts.
 
         Raises:
@@ -732,45 +723,26 @@ class TreeEnsemble(Head):
             >>> head.fit_nodes(hidden, target)
             >>> bool(head(hidden, target).loss < before)
             True
-
-            A softmax, and what its trees still lack:
-
-            >>> linear = torch.nn.Linear(16, 2000)
-            >>> head = hstree.TreeEnsemble.from_linear(linear, tied=True, root=64)
-            >>> head.fit_nodes(hidden, linear)
-            >>> log_prob, exact = head.log_prob(hidden), linear(hidden).log_softmax(-1)
-            >>> bool((exact.exp() * (exact - log_prob)).sum(-1).mean() < 0.01)
-            True
         """
         if self.node_vectors != "leaves":
             raise ValueError(
                 "node_vectors: expected 'leaves', whose nodes above the leaf groups can be fitted "
                 f"alone, got {self.node_vectors!r}"
             )
-        if not isinstance(target, Tensor):
-            shape, wanted = list(target.weight.shape), [self.n_classes, self.in_features]
-            if shape != wanted:
-                raise ValueError(
-                    f"target: expected a softmax with a weight of {wanted}, got {shape}"
-                )
-        rows = len(target) if isinstance(target, Tensor) else len(hidden)
+        rows = len(target)
         if hidden.shape != (rows, self.in_features) or not hidden.is_floating_point():
             raise ValueError(
                 f"hidden: expected floating point of shape [{rows}, {self.in_features}], got "
                 f"{hidden.dtype} of shape {list(hidden.shape)}"
             )
-        if isinstance(target, Tensor):
-            target = mark_targets(target, self.n_classes, self.ignore_index)
         fit_nodes(
             self.nodes,
             self.layout,
             hidden,
-            target,
+            mark_targets(target, self.n_classes, self.ignore_index),
             epochs=check_int("epochs", epochs, 1),
             batch_size=check_int("batch_size", batch_size, 1),
-            learning_rate=learning_rate
-            if learning_rate is None
-            else check_number("learning_rate", learning_rate, positive=True),
+            learning_rate=check_number("learning_rate", learning_rate, positive=True),
             seed=check_seed(seed),
         )
 

@@ -10,8 +10,6 @@
     metrics.jsonl        one JSON object for each epoch (EpochRecord)
     learning_curve.png   perplexities by epoch
     summary.json         the final figures, once training has ended (Summary)
-    draft.safetensors    trees that hstree convert has fitted to the softmax of the run, without
-                         the weight that they share with it
 
 The folder appears when training begins. At the end of an epoch last.safetensors is written last. If
 the process is killed before that, the other files may belong to an epoch that last.safetensors does
@@ -23,7 +21,6 @@ from __future__ import annotations
 CONFIG, VOCABULARY, TOKENIZER = "config.json", "vocabulary.txt", "tokenizer.json"
 MODEL, STATE = "model.safetensors", "last.safetensors"
 METRICS, CURVE, SUMMARY = "metrics.jsonl", "learning_curve.png", "summary.json"
-DRAFT = "draft.safetensors"
 
 
 class CheckpointError(ValueError):

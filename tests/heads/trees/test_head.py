@@ -457,7 +457,7 @@ def test_from_linear_is_the_softmax_to_first_order(name: str, bias: bool) -> Non
     options = dict(FROM_LINEAR[name])
     built = trees("cluster", options.pop("n_trees", 1), *options.pop("shape", (1, 1)))
     linear, at = softmax(bias), draw(D)
-    head = TreeEnsemble.from_linear(linear, built, at=at, **options).double()
+    head = TreeEnsemble.from_linear(linear, built, tied=False, at=at, **options).double()
     truth = copy.deepcopy(linear).double()
     at = at.double()
     expected = truth(at).log_softmax(0)
@@ -500,7 +500,11 @@ def test_from_linear_with_improbable_classes() -> None:
     ("options", "match"),
     [
         ({"at": torch.zeros(3)}, r"at: expected shape \[10\], got \[3\]"),
-        ({"node_vectors": "shared"}, "node_vectors: expected one of free, leaves, got 'shared'"),
+        ({"node_vectors": "free"}, "node_vectors: expected one of leaves, got 'free'"),
+        (
+            {"node_vectors": "shared", "tied": False},
+            "node_vectors: expected one of free, leaves, got 'shared'",
+        ),
         ({"embedding": None}, "embedding: expected no such option, .* got None"),
         ({"trees": [random_tree(V - 1)]}, r"trees\[0\]: expected 37 classes, got 36"),
     ],

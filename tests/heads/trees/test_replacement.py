@@ -190,13 +190,13 @@ def test_from_linear_with_shared_leaves() -> None:
     """Exact where the derivative of the approximation is: value and derivative at ``at``."""
     linear, at = torch.nn.Linear(D, V).double(), draw(D, dtype=torch.float64)
     head = TreeEnsemble.from_linear(
-        linear, trees("cluster", 2, 6, 4), at=at, node_vectors="leaves"
+        linear, trees("cluster", 2, 6, 4), tied=False, at=at, node_vectors="leaves"
     ).double()
     assert head.node_vectors == "leaves"
     torch.testing.assert_close(head.output_embedding, linear.weight, rtol=1e-6, atol=1e-6)
     expected = linear(at).log_softmax(0)
     torch.testing.assert_close(head.log_prob(at[None])[0], expected, rtol=1e-5, atol=1e-5)
-    flat = TreeEnsemble.from_linear(linear, trees(root=V), node_vectors="leaves").double()
+    flat = TreeEnsemble.from_linear(linear, trees(root=V)).double()
     hidden = draw(5, D, dtype=torch.float64)
     wanted = linear(hidden).log_softmax(1)
     torch.testing.assert_close(flat.log_prob(hidden), wanted, rtol=1e-5, atol=1e-5)

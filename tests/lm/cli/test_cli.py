@@ -412,7 +412,6 @@ def test_interrupt_after_an_epoch_keeps_it(data: Path, elsewhere: Path) -> None:
 STOPPED: dict[str, tuple[str, ...]] = {
     "evaluate": ("evaluate", "{runs}/softmax"),
     "generate": ("generate", "{runs}/softmax"),
-    "convert": ("convert", "{runs}/softmax", "--output", "draft"),
     "analyze": ("analyze", "rank", "{runs}/softmax", "--output", "out"),
     "experiment": ("experiment", "jacobian", "--output", "out"),
     "train": ("train", "--data", "{data}", "--run", "run", "--head", "softmax", *SMALL),
