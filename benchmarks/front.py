@@ -118,7 +118,9 @@ def decoding_costs() -> str:
 
 FILLED: dict[str, dict[str, Callable[[], str]]] = {
     "docs/decoding.md": {"costs": decoding_costs, "screened": partial(recorded, "screened.md")},
-    "docs/transformers.md": {"lm_head": partial(recorded, "lm_head.md")},
+    "docs/transformers.md": {
+        name: partial(recorded, f"{name}.md") for name in ("lm_head", "generation")
+    },
 }
 
 
