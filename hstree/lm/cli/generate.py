@@ -56,8 +56,8 @@ _ARGUMENTS = (
     ),
     Argument(
         "--draft",
-        "saved head that drafts words, with the sizes of the model's head, such as trees made "
-        "of its softmax (not with --top-k or --top-p)",
+        "saved head that drafts words, with the sizes of the model's head, such as a "
+        "ScreenedSoftmax (not with --top-k or --top-p)",
         metavar="FILE",
     ),
     Argument(
@@ -130,8 +130,8 @@ def _draw(
 
 
 def _load_draft(path: str, model: LanguageModel) -> Head:
-    """The draft; one that was saved without the weight that it shares with the model's head, as by
-    ``hstree convert``, reads that again."""
+    """The draft; a ScreenedSoftmax, which is saved without its weight, takes that of the model's
+    head."""
     try:
         return load_head(path)
     except TyingError:
