@@ -1,4 +1,4 @@
-"""The tables of docs/laboratory.md agree with the records of their runs."""
+"""The tables of docs/laboratory-*.md agree with the records of their runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "laboratory"
-DOCS = (ROOT / "docs" / "laboratory.md").read_text(encoding="utf-8")
+PAGES = sorted((ROOT / "docs").glob("laboratory-*.md"))
+DOCS = "".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 Runs = Sequence[dict[str, str]]
 
@@ -42,7 +43,7 @@ def middle(rows: Runs, column: str) -> str:
 
 
 def table(first: str) -> dict[str, list[str]]:
-    """The rows of the table of docs/laboratory.md whose first line starts with ``first``, by their
+    """The rows of the table of docs/laboratory-*.md whose first line starts with ``first``, by the
     first cell, without bold face; the header is one of them."""
     start = DOCS.index(f"\n| {first}") + 1
     lines = DOCS[start:].partition("\n\n")[0].splitlines()

@@ -56,6 +56,8 @@ def rewrite_links(app: Sphinx, docname: str, source: list[str]) -> None:
         return f"{match['text']}({os.path.relpath(file, page.parent)}{anchor})"
 
     source[0] = LINK.sub(rewrite, source[0])
+    if original != page:  # reports, which would come first in a search of the site
+        source[0] = f"---\nnosearch: true\n---\n{source[0]}"
     if page == COPY / "README":
         source[0] += RESULTS_CONTENTS
 
