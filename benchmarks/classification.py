@@ -26,7 +26,7 @@ NOTES = (
     "network of two layers below every head, D = 128; `hstree.optim.AdamW`.",
     "`linear`: `nn.Linear` and the cross-entropy; `adaptive`: torch's adaptive softmax; `trees`: "
     "`TreeEnsemble.from_counts(..., sparse=True)`, four Huffman trees; `clustered-tree`, "
-    "`clustered-trees`: one tree and four that split the labels by the mean "
+    "`clustered-trees`: `from_features`, one tree and four that split the labels by the mean "
     "features of their rows.",
     "Learning rates were chosen among 0.004, 0.01 and 0.02, without trying every combination: "
     "0.004 for trees, 0.01 for `adaptive`, and for `linear` 0.02 at 100,000 labels and 0.01 at "

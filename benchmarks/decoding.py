@@ -20,9 +20,9 @@ QUESTIONS: dict[str, Callable[[Head, Tensor], object]] = {
     "top 1": lambda head, hidden: head.predict(hidden),
     "a draw": lambda head, hidden: head.sample(hidden),
 }
-SOFTMAX = "softmax"
+SOFTMAX, DEFAULT_TREES = "softmax", "C = 256, T = 4 (default)"
 TREES: dict[str, dict[str, Any]] = {
-    "C = 256, T = 4 (default)": {},
+    DEFAULT_TREES: {},
     "C = 256, T = 1": {"n_trees": 1},
     "binary, T = 1": {"n_trees": 1, "root": 1, "leaf": 1},
     "binary, T = 8, S = D / 2": {"n_trees": 8, "root": 1, "leaf": 1},

@@ -4,12 +4,14 @@
 
 replaces the lines between ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->`` in README.md,
 docs/index.md, docs/decoding.md and docs/transformers.md, and time, memory and parameters in the
-rows of docs/heads.md.
+rows of docs/heads.md, and draws which-head.png. ``quotes`` are the phrases of README.md with
+figures, as the records have them.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import textwrap
 from collections.abc import Callable
@@ -18,17 +20,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.decoding import DEFAULT_TREES, QUESTIONS, SOFTMAX
 from benchmarks.heads import FLAT
 from benchmarks.optimizers import TRAINING_SIZES
-from benchmarks.table import Record, ratio, sources
+from benchmarks.table import HEAD_TABLES, Record, ratio, sources
 from benchmarks.trees_study import CONTENDERS
 from hstree.lab.study.records import Records
 from hstree.lab.study.results import results
+from hstree.lm._pictures import new_figure, picture
 from hstree.lm.table import decimals, markdown, table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / page for page in ("README.md", "docs/index.md")]
+ALL = next(iter(QUESTIONS))
 UNIT = "linear"
 
 # Contestants of the training steps, as README calls them, with those of benchmarks.trees_study.
@@ -125,13 +130,13 @@ FILLED: dict[str, dict[str, Callable[[], str]]] = {
 
 
 HEAD_ROW = re.compile(
-    r"^(\| (?:[^|]*, )?`([\w.-]+)` \| [^|]+ \|)[^|]*\|[^|]*\|[^|]*\|$", re.MULTILINE
+    r"^(\| (?:[^|]*[,:] )?`([\w., -]+)` \| [^|]+ \|)[^|]*\|[^|]*\|[^|]*\|$", re.MULTILINE
 )
 
 
 def with_head_figures(text: str, speed: Record) -> str:
     """The text with the figures of the heads that were timed, in the rows of their table."""
-    contests = [speed["cpu"][name]["contestants"] for name in ("heads", "mixtures")]
+    contests = [speed["cpu"][name]["contestants"] for name in HEAD_TABLES]
 
     def row(match: re.Match[str]) -> str:
         name = FLAT if match[2] == "F.cross_entropy" else match[2]
@@ -145,11 +150,76 @@ def with_head_figures(text: str, speed: Record) -> str:
     return HEAD_ROW.sub(row, text)
 
 
-def pages() -> dict[Path, str]:
-    """The pages with the figures that are committed."""
+def records() -> tuple[Record, dict[str, float | None]]:
+    """The speeds, and the test perplexities by contestant of benchmarks.trees_study."""
     study = results(CONTENDERS, Records(RESULTS / "trees-study.json"))
     speed = json.loads((RESULTS / "cpu.json").read_text())
-    perplexity = {result.contender.name: result.mean("test") for result in study}
+    return speed, {result.contender.name: result.mean("test") for result in study}
+
+
+def cells(page: str, section: str, row: str) -> list[str]:
+    """The cells of a row of a table in benchmarks/results, by its first cell; the table is the
+    first with such a row after the text ``section``."""
+    text = (RESULTS / page).read_text(encoding="utf-8").partition(section)[2]
+    line = next(line for line in text.splitlines() if line.startswith(f"| {row} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def quotes() -> list[str]:
+    """Phrases of README.md, with the figures of the records."""
+    speed, perplexity = records()
+    steps = speed["cpu"][f"training steps, V = {TRAINING_SIZES[0].classes}"]["contestants"]
+    flat, trees = perplexity["softmax"], perplexity["leaves-4x256"]
+    assert flat is not None
+    assert trees is not None
+    share = {0.2: "a fifth", 0.25: "a quarter"}[round(20 * (ratio(steps, "trees", UNIT) or 0)) / 20]
+    losses = json.loads((RESULTS / "lm_head.json").read_text())["loss"]
+    own, *_, approximated = losses.values()
+    times = {3: "three"}[round(math.exp(approximated - own))]
+    screened = cells("screened.md", "SmolLM2", "chosen: R = 288, int4, n = 256")
+    slower = sorted(
+        ratio(contest["contestants"], f"{DEFAULT_TREES}: {ALL}", f"{SOFTMAX}: {ALL}") or 0
+        for name, contest in speed["cpu"].items()
+        if name.startswith("decoding, ")
+    )
+    labels = "10,000 labels, one a row"
+    linear, four, clustered = (
+        cells("classification.md", labels, head)[4]
+        for head in ("linear", "trees", "clustered-trees")
+    )
+    return [
+        f"within {math.ceil(100 * (trees / flat - 1))}% of the perplexity of a softmax for {share} "
+        "of the time of its layer",
+        f"have {times} times its perplexity",
+        f"finds {100 * float(screened[2]):.1f}% of the best words in {screened[4]} of the "
+        "product's time",
+        f"take {slower[0]:.2f} to {slower[-1]:.2f} times as long",
+        f"a linear layer has a precision of {linear}, four trees {four}, or {clustered} if built "
+        "from the features",
+    ]
+
+
+def which_head(speed: Record, perplexity: dict[str, float | None]) -> bytes:
+    """The times of the table, against the number of classes."""
+    figure = new_figure(9, 3.5)
+    axes = figure.subplots()
+    classes = [size.classes for size in TRAINING_SIZES]
+    there = [speed["cpu"][f"training steps, V = {v}"]["contestants"] for v in classes]
+    for name, (label, contestant) in ROWS.items():
+        shown = f"{label.replace('`', '')}: {perplexity[contestant]:.1f}"
+        axes.plot(classes, [ratio(c, name, UNIT) for c in there], "o-", label=shown)
+    axes.set(
+        xscale="log", yscale="log", xlabel="number of classes", ylabel="time of a step, linear is 1"
+    )
+    axes.set_xticks(classes, [f"{v:,}" for v in classes], minor=False)
+    axes.minorticks_off()
+    axes.legend(bbox_to_anchor=(1, 1), fontsize="x-small")
+    return picture(figure)
+
+
+def pages() -> dict[Path, str]:
+    """The pages with the figures that are committed."""
+    speed, perplexity = records()
     shown = front_table(speed, perplexity)
     filled = {page: replaced(page.read_text(), "summary", shown) for page in PAGES}
     for name, tables in FILLED.items():
@@ -164,6 +234,7 @@ def pages() -> dict[Path, str]:
 def main() -> None:
     for page, text in pages().items():
         page.write_text(text)
+    (RESULTS / "which-head.png").write_bytes(which_head(*records()))
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ FORMULAS = {
     "adaptive": "P(y) among 2000 classes and a cluster, or P(cluster) P(y in it)",
     "sampled": "softmax(l); in training, of the classes of the batch and of 128 draws",
     "trees": "sum_t pi_t prod over the path to y of P(child), 4 binary trees, C = 256",
+    "trees, two levels": "the same, 4 trees of two levels that share the classes, the default",
 }
 
 
@@ -205,6 +206,12 @@ HEAD_CONTESTS: dict[str, dict[str, Build]] = {
         "adaptive": _head("adaptive", lambda size: {"cutoffs": [size.classes // 5]}),
         "sampled": _head("sampled", _zipf),
         "trees": _trees,
+    },
+    "default trees": {
+        FLAT: _flat(flat_loss),
+        "trees, two levels": lambda size, device: _step(
+            TreeEnsemble.from_counts(size.features, _zipf(size)["frequencies"]), size, device
+        ),
     },
     "mixtures": {
         FLAT: _flat(flat_loss),

@@ -40,6 +40,7 @@ from benchmarks.plot import plot_growth
 from hstree.heads import head_names
 from hstree.lm.table import Table, markdown, table
 
+HEAD_TABLES = ("heads", "default trees", "mixtures")
 Contest = Mapping[str, Mapping[str, Any]]
 """Figures by contestant."""
 Record = dict[str, dict[str, dict[str, Any]]]
@@ -345,7 +346,7 @@ def heads(record: Record) -> Shown:
     """Steps of all heads as multiples of torch's flat one, for each device."""
     tables, notes = [], []
     for device, contests in record.items():
-        there = [contests[name] for name in ("heads", "mixtures") if name in contests]
+        there = [contests[name] for name in HEAD_TABLES if name in contests]
         if not there:
             continue
         rows: dict[str, tuple[str, Contest]] = {}

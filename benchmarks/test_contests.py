@@ -31,6 +31,7 @@ from benchmarks.word2vec import LIBRARIES, WORD2VEC_SIZES
 RUNS: dict[str, tuple[Size, int]] = {
     "plif": (SIZE, 7),
     "heads": (SIZE, 9),
+    "default trees": (SIZE, 5),
     "mixtures": (SIZE, 3),
     "mos": (MOS_SIZE, 3),
     **{f"path, V = {s.classes}": (s, 1 if s.classes >= MANY else 3) for s in PATH_SIZES},
@@ -64,7 +65,7 @@ def weighed(name: str) -> list[str]:
     if name == "wide":
         return [MODULE]
     most = f"training steps, V = {TRAINING_SIZES[-1].classes}"
-    return names if name in ("heads", "mixtures", "mos", most) else []
+    return names if name in ("heads", "default trees", "mixtures", "mos", most) else []
 
 
 @pytest.mark.filterwarnings("ignore")  # of gensim and fastText

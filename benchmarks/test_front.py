@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from benchmarks.front import decoding_costs, pages, replaced, with_head_figures
+from benchmarks.front import (
+    PAGES,
+    decoding_costs,
+    pages,
+    quotes,
+    replaced,
+    with_head_figures,
+)
+from benchmarks.table import HEAD_TABLES
 
 BEGIN, END = "<!-- costs: begin -->", "<!-- costs: end -->"
 
@@ -14,11 +24,23 @@ def test_pages_show_the_committed_figures() -> None:
         assert page.read_text() == text
 
 
+def test_readme_says_what_the_records_say() -> None:
+    """Every figure of its text, beside sizes and versions, is in a phrase that is made of them."""
+    text = " ".join(PAGES[0].read_text(encoding="utf-8").split())
+    for quote in quotes():
+        assert quote in text
+        text = text.replace(quote, "")
+    prose = text.partition("# hstree")[2].partition("```python")[0]
+    prose += text.partition("## When not to use trees")[2].partition("## Install")[0]
+    prose = re.sub(r"`[^`]*`|\]\([^)]*\)", "", prose)
+    assert re.findall(r"\d+\.\d+|\d+%|1/\d+|\d+x", prose) == []
+
+
 def test_rows_of_heads_get_the_figures_of_their_record() -> None:
     flat = {"seconds": [2.0, 4.0], "peak_bytes": 100, "parameters": 4_000_000}
     plif = {"seconds": [3.0, 6.0], "peak_bytes": 25, "parameters": 4_100_000}
     contest = {"contestants": {"F.linear + F.cross_entropy": flat, "plif": plif}}
-    record = {"cpu": {"heads": contest, "mixtures": {"contestants": {}}}}
+    record = {"cpu": {name: {"contestants": {}} for name in HEAD_TABLES} | {"heads": contest}}
     text = "| `{}` | f(l) | {} |\n".format
     old = text("PLIF`, `plif", "9 | 9 | 9 M") + text("DOC`, `doc", "1 | 2 | 3 M")
     new = text("PLIF`, `plif", "1.50 | 0.25 | 4.10 M") + text("DOC`, `doc", "1 | 2 | 3 M")

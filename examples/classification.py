@@ -6,8 +6,8 @@
 
 The data are made up: labels follow a power law and lie in clusters of a feature space; the features
 of a row are the mean of its labels' prototypes, and noise. Below every head stands the same small
-network, and each head is trained in a process of its own. The examples of hstree are no benchmarks:
-benchmarks/results/classification.md has figures from an idle machine.
+network, and each head is trained in a process of its own. benchmarks/results/classification.md has
+figures of longer runs.
 """
 
 from __future__ import annotations
@@ -59,14 +59,9 @@ def make_data(
 
 def clustered_trees(n_trees: int, counts: Tensor, features: Tensor, target: Tensor) -> nn.Module:
     """Trees that part the labels by the mean features of their rows."""
-    total = torch.zeros(len(counts), FEATURES)
-    for column in target.t():
-        total.index_add_(0, column, features)
-    mean, mass = total / counts.clamp(min=1)[:, None], counts.numpy()
-    trees = hstree.trees.build_ensemble(
-        "cluster", len(mass), n_trees, mass, [mean.numpy()], root=512, noise=0.3
+    return hstree.TreeEnsemble.from_features(
+        HIDDEN, len(counts), features, target, n_trees=n_trees, sparse=True
     )
-    return hstree.TreeEnsemble(HIDDEN, len(mass), trees, frequencies=mass, sparse=True)
 
 
 HEADS: dict[str, Callable[[Tensor, Tensor, Tensor], nn.Module]] = {

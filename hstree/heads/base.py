@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -42,12 +43,16 @@ from hstree.heads.resizing import ClassChange, copy_shared_tensors, copy_with_sh
 from hstree.heads.sharding import is_distributed_hook, register_forward_methods
 from hstree.heads.tables import Tables, fill
 from hstree.heads.tying import HasWeight, TyingError, tied_names
+from hstree.heads.watch import LossWatch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 REDUCTIONS = ("none", "sum", "mean")
 METADATA_KEY = "hstree.head"
+
+LARGEST_FACTOR, FACTOR_TIMES_NORM = 8.0, 90.0
+"""Of the learning rate; benchmarks/results/learning_rates.md."""
 
 QUERIES = ("log_prob", "entropy", "topk", "predict", "sample", "candidate_log_prob")
 """Methods that take ``hidden`` [..., D]."""
@@ -100,7 +105,8 @@ class Head(nn.Module, ABC):
         reduction: ``"mean"`` over the rows that are not ignored (NaN if there are none, as in
             :func:`torch.nn.functional.cross_entropy`), ``"sum"`` or ``"none"``. With class weights
             the mean is weighted: it divides by the sum of the targets' weights.
-        learning_rate_factor: factor on the model's learning rate for the head's own parameters.
+        learning_rate_factor: factor on the model's learning rate for the head's own parameters;
+            None: by the size of the hidden vectors, see :meth:`parameter_groups`.
         class_weight: class weights, c [V], at least 0; None: all 1. A buffer, saved with the head.
         label_smoothing: label smoothing, epsilon in [0, 1). Heads whose scores are W e + b
             (softmax, moc) compute the mean over the classes without logits. Other heads, trees
@@ -163,7 +169,7 @@ class Head(nn.Module, ABC):
         *,
         ignore_index: int = -100,
         reduction: str = "mean",
-        learning_rate_factor: float = 8.0,
+        learning_rate_factor: float | None = None,
         class_weight: Any = None,
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
@@ -178,9 +184,9 @@ class Head(nn.Module, ABC):
         self.n_classes = check_int("n_classes", n_classes)
         self.ignore_index = check_ignore_index(ignore_index)
         self.reduction = check_choice("reduction", reduction, REDUCTIONS)
-        self.learning_rate_factor = check_number(
-            "learning_rate_factor", learning_rate_factor, positive=True
-        )
+        if learning_rate_factor is not None:
+            check_number("learning_rate_factor", learning_rate_factor, positive=True)
+        self.learning_rate_factor = learning_rate_factor
         self.register_constant("class_weight", check_class_weight(class_weight, self.n_classes))
         self.label_smoothing = check_probability("label_smoothing", label_smoothing)
         self.z_loss = check_nonnegative("z_loss", z_loss)
@@ -192,6 +198,7 @@ class Head(nn.Module, ABC):
         self.frequencies = None
         if frequencies is not None:
             self.frequencies = smoothed_frequencies(frequencies, self.n_classes)
+        self._watch = LossWatch()
 
     if TYPE_CHECKING:
 
@@ -215,6 +222,8 @@ class Head(nn.Module, ABC):
                 f"{tuple(hidden.shape)}, got {tuple(target.shape)}"
             )
         output, loss = self.target_loss(encoded, target.reshape(-1))
+        if self.training and output.requires_grad:
+            self._watch(type(self).__name__, self.frequencies, output, target.reshape(-1))
         loss = loss.view(target.shape) if self.reduction == "none" else loss
         return HeadOutput(output.view(target.shape), loss)
 
@@ -520,7 +529,7 @@ class Head(nn.Module, ABC):
                 hidden = result[0] if isinstance(result, tuple) else result
         return hidden
 
-    def _encoded(self, hidden: Tensor) -> Tensor:
+    def _check_hidden(self, hidden: Tensor) -> None:
         check_tensor("hidden", hidden)
         if hidden.ndim < 1 or hidden.shape[-1] != self.in_features:
             raise ValueError(
@@ -528,6 +537,9 @@ class Head(nn.Module, ABC):
             )
         if not hidden.is_floating_point():
             raise ValueError(f"hidden: expected a floating-point dtype, got {hidden.dtype}")
+
+    def _encoded(self, hidden: Tensor) -> Tensor:
+        self._check_hidden(hidden)
         if isinstance(self, Tables):
             self.place_tables(hidden.device)
         if not autocasts(hidden.device):
@@ -539,18 +551,28 @@ class Head(nn.Module, ABC):
     # Its parameters, and its life
 
     def parameter_groups(
-        self, lr: float, weight_decay: float = 0.01, *, decay_biases: bool = False
+        self,
+        lr: float,
+        weight_decay: float = 0.01,
+        *,
+        hidden: Tensor | None = None,
+        decay_biases: bool = False,
     ) -> list[dict[str, Any]]:
-        """Parameter groups for the optimizers of torch and :class:`hstree.optim.AdamW`.
+        r"""Parameter groups for the optimizers of torch and :class:`hstree.optim.AdamW`.
 
         Biases and all other one-dimensional parameters have no weight decay. Frozen parameters are
         omitted, and so is a tied embedding, which belongs to the model.
 
         Args:
             lr: learning rate of the model. The head's learning rate is ``learning_rate_factor``
-                times that, except for the slopes of a PLIF: its ``slope_learning_rate``.
+                times that, except for the slopes of a PLIF: its ``slope_learning_rate``. Without
+                a ``learning_rate_factor`` the factor is :math:`\min(8, 90 / \lVert h \rVert)`,
+                since a step of Adam moves a score in proportion to the features.
             weight_decay: weight decay of the weights; 0 for SGD and Adagrad with row-sparse
                 gradients.
+            hidden: hidden vectors of a batch [..., D], whose mean norm is measured; None: a root
+                mean square of 1 is assumed, :math:`\lVert h \rVert = \sqrt{D}`. Not read by a
+                head with a ``learning_rate_factor``.
             decay_biases: whether biases decay too, as in the training of published perplexities.
                 The parameters of a function of the logits do not, except for the slopes of a PLIF
                 with ``slope_decay``.
@@ -559,7 +581,8 @@ class Head(nn.Module, ABC):
             Dicts of ``params``, ``lr`` and ``weight_decay``.
 
         Raises:
-            ValueError: if ``lr`` is not positive and finite, or ``weight_decay`` is negative.
+            ValueError: if ``lr`` is not positive and finite, ``weight_decay`` is negative, or
+                ``hidden`` has another number of features or is zero or not finite.
 
         Example:
             >>> import torch, hstree
@@ -569,7 +592,7 @@ class Head(nn.Module, ABC):
             >>> [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
             [(0.001, 0.01), (0.008, 0.01), (0.008, 0.0)]
         """
-        lr = check_number("lr", lr, positive=True) * self.learning_rate_factor
+        lr = check_number("lr", lr, positive=True) * self._learning_rate_factor(hidden)
         weight_decay = check_nonnegative("weight_decay", weight_decay)
         apart = {id(parameter) for parameter in self._apart()}
         groups: dict[float, list[nn.Parameter]] = {}
@@ -578,7 +601,22 @@ class Head(nn.Module, ABC):
                 is_weight = parameter.dim() > 1 and not name.endswith("bias")
                 decay = weight_decay if is_weight or decay_biases else 0.0
                 groups.setdefault(decay, []).append(parameter)
-        return [{"params": p, "lr": lr, "weight_decay": decay} for decay, p in groups.items()]
+        own = [{"params": p, "lr": lr, "weight_decay": decay} for decay, p in groups.items()]
+        return own + self._groups_apart(lr)
+
+    def _learning_rate_factor(self, hidden: Tensor | None) -> float:
+        norm = math.sqrt(self.in_features)
+        if hidden is not None:
+            self._check_hidden(hidden)
+            norm = hidden.detach().float().norm(dim=-1).mean().item()
+            check_number("hidden: mean norm", norm, positive=True)
+        if self.learning_rate_factor is not None:
+            return self.learning_rate_factor
+        return min(LARGEST_FACTOR, FACTOR_TIMES_NORM / norm)
+
+    def _groups_apart(self, lr: float) -> list[dict[str, Any]]:
+        """Groups of parameters that are not in the head's own; ``lr``: its learning rate."""
+        return []
 
     def _apart(self) -> Iterable[Tensor]:
         """Parameters that are not in the head's own groups."""
@@ -669,7 +707,7 @@ class Head(nn.Module, ABC):
         if frequencies is not None:
             frequencies = smoothed_frequencies(frequencies, num_classes)
         change = ClassChange(self.n_classes, num_classes, frequencies, embedding)
-        made.frequencies = change.counts(self.frequencies)
+        made.frequencies, made._watch = change.counts(self.frequencies), LossWatch()
         made.resize_classes(change)
         made.n_classes = num_classes
         if made.class_weight is not None:

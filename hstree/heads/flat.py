@@ -268,11 +268,8 @@ class FlatHead(Head):
                 rows[change.old :] = start
             self.bias = change.parameter(rows, bias)
 
-    def parameter_groups(
-        self, lr: float, weight_decay: float = 0.01, *, decay_biases: bool = False
-    ) -> list[dict[str, Any]]:
-        groups = super().parameter_groups(lr, weight_decay, decay_biases=decay_biases)
-        return groups + self.function.parameter_groups(lr * self.learning_rate_factor)
+    def _groups_apart(self, lr: float) -> list[dict[str, Any]]:
+        return self.function.parameter_groups(lr)
 
     def _apart(self) -> Iterator[Tensor]:
         yield from self.function.parameters()

@@ -1,6 +1,7 @@
 """Trees over classes: representation, recipes, class vectors and drawings."""
 
 from hstree.trees.describe import describe
+from hstree.trees.labels import label_means
 from hstree.trees.means import ContextMeans
 from hstree.trees.nested import Nested
 from hstree.trees.recipes import (
@@ -28,6 +29,7 @@ __all__ = [
     "cluster_tree",
     "describe",
     "huffman_tree",
+    "label_means",
     "random_tree",
     "recipe_names",
     "tree_seed",

@@ -122,7 +122,7 @@ def word_vectors(
     if association.nnz:
         weight = np.bincount(ids, minlength=n_classes).astype(np.float64) ** frequency_power
         weighted = scipy.sparse.diags_array(weight) @ association
-        singular, axes = _right_singular_vectors(weighted, rank, seed)
+        singular, axes = right_singular_vectors(weighted, rank, seed)
         # The product below has the singular values once. Weights of frequent classes only choose
         # the axes.
         scale = (singular / singular[0]) ** (singular_power - 1)
@@ -167,15 +167,17 @@ def _ppmi(counts: Any, alpha: float) -> Any:
     )
 
 
-def _right_singular_vectors(
+def right_singular_vectors(
     matrix: Any, rank: int, seed: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """At most ``rank`` positive singular values, descending, and their right vectors as rows."""
+    """At most ``rank`` positive singular values, descending, and their right vectors as rows, of an
+    array or a sparse matrix of scipy."""
     import scipy.sparse.linalg
 
     limit = min(matrix.shape)
     if limit <= _DENSE_CLASSES or rank >= limit:
-        _, singular, axes = np.linalg.svd(matrix.toarray(), full_matrices=False)
+        dense = matrix.toarray() if scipy.sparse.issparse(matrix) else matrix
+        _, singular, axes = np.linalg.svd(dense, full_matrices=False)
     else:
         # Otherwise the iteration would begin with a vector that differs from call to call.
         start = np.random.default_rng(seed).standard_normal(limit)

@@ -405,6 +405,26 @@ def test_parameter_groups(kind: str) -> None:
         torch.optim.AdamW(groups, lr=0.1)
 
 
+@pytest.mark.parametrize(
+    ("features", "hidden", "factor"),
+    [
+        (100, None, 8.0),
+        (900, None, 3.0),  # 90 / sqrt(900): a root mean square of 1
+        (900, torch.full((4, 5, 900), -0.2), 8.0),
+        (900, torch.full((4, 5, 900), -2.0), 1.5),
+        (900, torch.full((4, 900), 2.0, dtype=torch.bfloat16), 1.5),
+    ],
+)
+def test_the_learning_rate_falls_with_the_norm(
+    features: int, hidden: torch.Tensor | None, factor: float
+) -> None:
+    head = Softmax(features, 3)
+    groups = head.parameter_groups(0.1, hidden=hidden)
+    assert [g["lr"] for g in groups] == pytest.approx([0.1 * factor] * 2, rel=1e-3)
+    head.learning_rate_factor = 5.0
+    assert {group["lr"] for group in head.parameter_groups(0.1, hidden=hidden)} == {0.5}
+
+
 SLOPES = {
     "slope_std": 0.03,
     "slope_learning_rate": 5.0,
@@ -452,6 +472,8 @@ def test_sparse_parameters(kind: str) -> None:
         ({"lr": "1"}, "lr: expected a finite positive number, got '1'"),
         ({"weight_decay": -0.5}, r"weight_decay: expected a number of at least 0, got -0\.5"),
         ({"weight_decay": float("nan")}, "weight_decay: expected a finite number, got nan"),
+        ({"hidden": torch.ones(2, 3)}, r"hidden: expected shape \[\.\.\., 10\], got \(2, 3\)"),
+        ({"hidden": torch.zeros(2, D)}, "hidden: mean norm: expected a finite positive number"),
     ],
 )
 def test_bad_parameter_groups(options: dict[str, Any], match: str) -> None:

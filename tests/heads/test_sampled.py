@@ -206,6 +206,7 @@ def test_targets_that_depend_on_each_other() -> None:
 
 
 @pytest.mark.parametrize("correlated", [False, True], ids=["independent", "correlated"])
+@pytest.mark.filterwarnings("ignore:the training loss")  # of a head that is not trained
 def test_gradient_tends_to_that_of_the_softmax(correlated: bool) -> None:
     """With many draws the mean over 100 steps is close to it, also for a batch of few classes; with
     few there is a bias, which falls faster than the number of draws rises."""

@@ -49,10 +49,9 @@ def test_wheels_for_every_python(project: dict[str, Any]) -> None:
 
 
 def test_one_torch_for_builds(project: dict[str, Any]) -> None:
-    torch = re.search(r"torch==[\d.]+\d", read("README.md"))
+    torch = re.search(r"torch==[\d.]+\d", read("tools/develop.sh"))
     assert torch is not None
     assert torch[0] in project["tool"]["cibuildwheel"]["before-build"]
-    assert torch[0] in read("tools/develop.sh")
 
 
 def test_ci_packs_wheels_as_releases_do(project: dict[str, Any]) -> None:

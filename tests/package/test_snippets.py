@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(
     r"(?:^<!-- (?P<note>(?:(?!-->).)*?) -->\n)?^```python\n(?P<code>.*?)^```$", re.M | re.S
 )
-SLOW = {"moving.md", "transformers.md"}  # more than three seconds
+SLOW = {"cookbook.md", "moving.md", "transformers.md"}  # more than three seconds
 OF_RECIPES = re.compile("file: |after: |before: ")
 NOT_RUN = re.compile(r"(not run|torchrun): .+", re.S)
 
@@ -92,6 +92,11 @@ def resolve(name: str) -> Any:
 @pytest.mark.filterwarnings(
     "ignore:.[a-z_]*gradient_checkpointing[a-z_]*. is deprecated:FutureWarning"
 )
+# What the Trainer of Lightning says of a short run on a CPU.
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+@pytest.mark.filterwarnings("ignore:.*you have not used a validation loop")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated")
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -42,7 +42,7 @@ from hstree.heads.trees.resizing import OldNodes, changed_trees, resized_paramet
 from hstree.heads.trees.shape import CONTEXTS, TreeShape, check_trees, draw_subsets
 from hstree.heads.tying import HasWeight
 from hstree.ops import leaf_order, mark_targets
-from hstree.trees import Tree
+from hstree.trees import Tree, label_means
 from hstree.trees.vectors import Context, count_classes
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class TreeEnsemble(Head):
 
     A binary node decides by a sigmoid, and a wide node by a softmax over its children. A training
     step costs O(T (C + L) S) per row, for C children of the root and L nodes on a path,
-    independently of the number of classes. :meth:`from_counts`, :meth:`from_tokens` and
-    :meth:`from_linear` also build the trees.
+    independently of the number of classes. :meth:`from_counts`, :meth:`from_tokens`,
+    :meth:`from_features` and :meth:`from_linear` also build the trees.
 
     Equivalent to :class:`Softmax` if T = 1 and the tree is one node with V children.
 
@@ -208,9 +208,7 @@ class TreeEnsemble(Head):
             levels=levels,
         )
         trees = shape.build(recipe, n_classes, frequencies, None, seed)
-        tied = options.get("embedding") is not None
-        options.setdefault("node_vectors", shape.node_vectors(n_classes, tied))
-        return cls(in_features, n_classes, trees, frequencies=frequencies, seed=seed, **options)
+        return cls._of_shape(shape, trees, in_features, frequencies, seed, options)
 
     @classmethod
     def from_tokens(
@@ -274,6 +272,76 @@ class TreeEnsemble(Head):
         trees = shape.build_from_tokens(
             recipe, n_classes, frequencies, tokens, contexts, seed, tree_options
         )
+        return cls._of_shape(shape, trees, in_features, frequencies, seed, options)
+
+    @classmethod
+    def from_features(
+        cls,
+        in_features: int,
+        n_classes: int,
+        features: Any,
+        labels: Any,
+        *,
+        n_trees: int | None = None,
+        root: int | None = None,
+        leaf: int | None = None,
+        levels: int | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Self:
+        """An ensemble whose trees cluster classes by the mean features of their rows, for
+        classification with many labels; before training it gives the distribution of the labels.
+
+        Args:
+            in_features: number of input features of the head, D.
+            n_classes: number of classes, V.
+            features: what describes the rows of the training data, real [N, F] with any F: a
+                tensor, an array or a sparse matrix of scipy.
+            labels: classes, integers [N] or [N, K], negative where a row has fewer than K labels;
+                or a sparse matrix of scipy [N, V] with an entry for each label.
+            n_trees, root, leaf, levels: number and shape of the trees; see :meth:`from_counts`.
+            seed: seed of the trees and of the feature subsets.
+            **options: further arguments of the head; ``node_vectors`` as in :meth:`from_counts`.
+
+        Raises:
+            ValueError: for another shape, no label or a class out of range.
+
+        Example:
+            >>> import torch, hstree
+            >>> features, labels = torch.randn(500, 8), torch.randint(2000, (500, 3))
+            >>> head = hstree.TreeEnsemble.from_features(16, 2000, features, labels)
+            >>> head.predict(torch.randn(5, 16)).shape
+            torch.Size([5])
+
+        Source: :func:`hstree.trees.label_means`, :meth:`hstree.trees.ContextMeans.vectors`; Prabhu
+        et al., Parabel: Partitioned label trees for extreme classification, WWW 2018.
+        """
+        _check_names("from_features", options, frequencies="labels")
+        means = label_means(features, labels, n_classes, seed=seed)
+        frequencies = means.count.numpy()
+        shape = TreeShape.for_classes(
+            n_classes,
+            bool(options.get("sparse")),
+            n_trees=n_trees,
+            root=root,
+            leaf=leaf,
+            levels=levels,
+        )
+        vectors = [means.vectors().numpy()]
+        trees = shape.build("cluster", n_classes, frequencies, vectors, seed)
+        return cls._of_shape(shape, trees, in_features, frequencies, seed, options)
+
+    @classmethod
+    def _of_shape(
+        cls,
+        shape: TreeShape,
+        trees: Sequence[Tree],
+        in_features: int,
+        frequencies: npt.ArrayLike,
+        seed: int,
+        options: dict[str, Any],
+    ) -> Self:
+        n_classes = trees[0].n_classes
         tied = options.get("embedding") is not None
         options.setdefault("node_vectors", shape.node_vectors(n_classes, tied))
         return cls(in_features, n_classes, trees, frequencies=frequencies, seed=seed, **options)
@@ -826,6 +894,7 @@ class TreeEnsemble(Head):
 for _builder, _given in (
     ("from_counts", ("frequencies",)),
     ("from_tokens", ()),
+    ("from_features", ("frequencies",)),
     ("from_linear", ("embedding",)),
 ):
     name_builder_options(TreeEnsemble, _builder, _given)

@@ -26,7 +26,8 @@ GROUP = 16
 
 BUILD_TREES = (
     "to build trees from class counts call TreeEnsemble.from_counts(in_features, counts), from a "
-    "text from_tokens, from a trained softmax from_linear; the number of trees is their n_trees"
+    "text from_tokens, from features and labels from_features, from a trained softmax from_linear; "
+    "the number of trees is their n_trees"
 )
 
 

@@ -38,7 +38,17 @@ def from_linear(n_classes: int, **options: Any) -> TreeEnsemble:
     return TreeEnsemble.from_linear(torch.nn.Linear(D, n_classes), **options)
 
 
-CONSTRUCTORS: list[Callable[..., TreeEnsemble]] = [from_counts, from_tokens, from_linear]
+def from_features(n_classes: int, **options: Any) -> TreeEnsemble:
+    features = np.random.default_rng(0).standard_normal((2000, 3))
+    return TreeEnsemble.from_features(D, n_classes, features, text_of(n_classes), **options)
+
+
+CONSTRUCTORS: list[Callable[..., TreeEnsemble]] = [
+    from_counts,
+    from_tokens,
+    from_features,
+    from_linear,
+]
 every_way = pytest.mark.parametrize("build", CONSTRUCTORS)
 
 

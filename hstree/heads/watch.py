@@ -1,0 +1,68 @@
+"""A warning about training that stays worse than the class frequencies."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hstree._numerics import is_transformed
+
+BATCHES, WINDOWS, MARGIN = 100, 10, 0.02
+
+
+class LossWatch:
+    """Compares the training loss of a head that knows the class frequencies with their loss on the
+    same targets. Warns once if, over one of the first WINDOWS windows of BATCHES batches, the mean
+    is more than MARGIN nats higher. A GPU is read once in a window."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.excess: Tensor | None = None
+        self.counts: Tensor | None = None
+        self.log_total = 0.0
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        head: str,
+        frequencies: npt.NDArray[np.float64] | None,
+        output: Tensor,
+        target: Tensor,
+    ) -> None:
+        """Of a batch: name and class frequencies [V] of the head, log-probabilities [N], and
+        targets [N] of :func:`hstree.ops.mark_targets`."""
+        if frequencies is None or self.batches == BATCHES * WINDOWS:
+            return
+        if torch.compiler.is_compiling() or is_transformed() or output.device.type == "meta":
+            return
+        if output.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        if self.counts is None or self.counts.device != output.device:
+            self.counts = torch.from_numpy(frequencies).to(output.device)  # no copy on the CPU
+            self.log_total = math.log(frequencies.sum())
+        kept = target >= 0
+        of_share = self.counts[target.clamp(0, len(frequencies) - 1)].log() - self.log_total
+        excess = (of_share - output).masked_fill(~kept, 0.0).sum() / kept.sum().clamp(min=1)
+        self.excess = excess if self.excess is None else self.excess + excess
+        self.batches += 1
+        if self.batches % BATCHES == 0:
+            mean, self.excess = self.excess.item() / BATCHES, None
+            if not mean <= MARGIN:  # nan too
+                self._warn(head, mean)
+            if self.batches == BATCHES * WINDOWS:
+                self.counts = None
+
+    def _warn(self, head: str, excess: float) -> None:
+        self.batches = BATCHES * WINDOWS
+        warnings.warn(
+            f"the training loss of {head} was {excess:.2f} nats above that of the "
+            f"class frequencies over {BATCHES} batches: lower the learning rate, which "
+            "parameter_groups(lr, hidden=...) chooses by a batch of hidden states, or check the "
+            "features",
+            stacklevel=7,
+        )
