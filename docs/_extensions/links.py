@@ -1,7 +1,8 @@
 """Links between pages, written so that GitHub follows them, made to work in the site too.
 
-benchmarks/results is copied into the site as ``results``. Other files outside of docs/ become links
-to ``repository_url``, or downloads where that is empty. Without it, links to folders become text.
+benchmarks/results is copied into the site as ``results``, and all but its README is left out of the
+search. Other files outside of docs/ become links to ``repository_url``, or downloads where that is
+empty. Without it, links to folders become text.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def rewrite_links(app: Sphinx, docname: str, source: list[str]) -> None:
         return f"{match['text']}({os.path.relpath(file, page.parent)}{anchor})"
 
     source[0] = LINK.sub(rewrite, source[0])
-    if original != page:  # reports, which would come first in a search of the site
+    # Reports would come first in a search of the site.
+    if original not in (page, RESULTS / "README"):
         source[0] = f"---\nnosearch: true\n---\n{source[0]}"
     if page == COPY / "README":
         source[0] += RESULTS_CONTENTS
