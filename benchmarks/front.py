@@ -42,6 +42,7 @@ ROWS = {
     "softmax": ("`hstree.Softmax`", "softmax"),
     "adaptive": ("`nn.AdaptiveLogSoftmaxWithLoss`", "adaptive"),
     "sampled": ("`hstree.SampledSoftmax`", "sampled-in-batch-128"),
+    "forest, sampled": ("`hstree.ForestSoftmax`, 512 negatives", "forest-sampled"),
     "trees": ("`hstree.TreeEnsemble`, 4 trees", "leaves-4x256"),
     "trees, groups, sparse": ("4 trees, `leaf=16, sparse=True`", "leaves-4x256-groups"),
 }
@@ -75,7 +76,8 @@ def front_table(speed: Record, perplexity: dict[str, float | None]) -> str:
         f"{last.rows} rows of {last.features} features, one core) as a multiple of the first "
         f"row's, whose steps take {unit}. Memory: what the first step adds to the process, "
         "gradients and optimizer state included, parameters not. Test perplexity: Penn Treebank, "
-        "V = 10,000, five epochs of a small LSTM, not converged, mean of three seeds. "
+        "V = 10,000, five epochs of a small LSTM, not converged, mean of three seeds (forest: "
+        "one). "
         f"{sources(there)}"
     )
     _, _, shown = markdown([table("", ROWS, columns)]).partition("\n\n")  # no title
@@ -187,7 +189,17 @@ def quotes() -> list[str]:
         cells("classification.md", labels, head)[4]
         for head in ("linear", "trees", "clustered-trees")
     )
+    tuned = [
+        f"{perplexity[name]:.1f} for {what}"
+        for name, what in (
+            ("forest-sampled-decay-0.1", "a `ForestSoftmax` with 512 negatives"),
+            ("leaves-4x256-decay-0.1", "four trees"),
+            ("softmax", "a softmax"),
+            ("sampled-in-batch-512-decay-0.1", "a sampled softmax"),
+        )
+    ]
     return [
+        f"the test perplexities are {', '.join(tuned[:-1])} and {tuned[-1]}",
         f"within {math.ceil(100 * (trees / flat - 1))}% of the perplexity of a softmax for {share} "
         "of the time of its layer",
         f"have {times} times its perplexity",

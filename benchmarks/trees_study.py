@@ -49,7 +49,7 @@ SHORT = {"epochs": 2}
 ELSEWHERE = {"device": "cpu", "threads": 1, "save_interval": 120.0}
 """Settings without an effect on the result."""
 
-FACTOR, RATE = "head_learning_rate_factor", "learning_rate"
+FACTOR, RATE, DECAY = "head_learning_rate_factor", "learning_rate", "weight_decay"
 SOFTMAX_FACTORS, TREE_FACTORS = (2.0, 4.0), (4.0, 8.0)
 RATES = (0.002, 0.004)
 TREES, CHILDREN = (1, 2, 4, 8), (64, 256, 1024)
@@ -113,6 +113,27 @@ def _other(name: str, title: str, *, seeds: int = 3, **settings: Any) -> Contend
     return Contender(name, title, COMMON | settings, swept, seeds=seeds)
 
 
+def _more(
+    name: str,
+    title: str,
+    factor: float,
+    decay: float | None = None,
+    *,
+    seeds: int = 1,
+    **settings: Any,
+) -> Contender:
+    """A contender with other regularization, and one factor."""
+    what = "dropout" if decay is None else f"decay-{decay:g}"
+    its = {} if decay is None else {DECAY: decay}
+    return Contender(
+        f"{name}-{what}",
+        title if decay is None else f"{title}, weight decay {decay:g}",
+        COMMON | settings | {FACTOR: factor} | its,
+        {FACTOR: (factor,)},
+        seeds=seeds,
+    )
+
+
 def _all() -> Iterator[Contender]:
     like = "leaves-4x256"
     yield _other("softmax", "softmax", head="softmax")
@@ -151,8 +172,17 @@ def _all() -> Iterator[Contender]:
         )
     forest = {"head": "forest", "n_trees": 4, "gate": "context"}
     sampled = {"head_option": ("negatives=512",)}
-    yield _other("forest", "forest of 4 trees, C = 256", **forest)
-    yield _other("forest-sampled", "forest of 4 trees, C = 256, 512 negatives", **forest, **sampled)
+    title = "forest of 4 trees, C = 256, 512 negatives"
+    yield _other("forest-sampled", title, seeds=1, **forest, **sampled)
+    dropout = {"dropout": 0.4, "dropout_input": 0.4}
+    yield _more("forest-sampled", f"{title}, dropout 0.4", 4.0, **forest, **sampled, **dropout)
+    for decay in (0.05, 0.1, 0.3):
+        seeds = 2 if decay == 0.1 else 1
+        yield _more("forest-sampled", title, 4.0, decay, seeds=seeds, **forest, **sampled)
+    draws = "sampled softmax, 512 negatives and the batch's targets"
+    yield _more("sampled-in-batch-512", draws, 4.0, 0.1, head="sampled", **sampled)
+    yield _more("softmax", "softmax", 8.0, 0.1, head="softmax")
+    yield _more("leaves-4x256", "4 trees, C = 256, shared leaves", 8.0, 0.1, **leaves(4, 256))
     yield _other("tree", "one tree, C = 256, binary below", seeds=1, **_free(1, 256, leaf=1))
     yield _other("trees", "4 trees, C = 256, binary below", seeds=1, **_free(4, 256, leaf=1))
     yield _other("two-levels", "one tree, C = 256, two levels", seeds=1, **_free(1, 256, levels=2))
