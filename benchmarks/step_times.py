@@ -26,14 +26,19 @@ STEPS, ROUNDS = 3, 15
 def measure(
     configs: Mapping[str, TrainConfig], corpus: Corpus, *, rounds: int = ROUNDS
 ) -> dict[str, Any]:
-    """Time training steps of several runs, whose settings are given by name, in turns, in this
-    process, with one thread: ``shares``, for each name the median over the rounds of the CPU
-    seconds of its steps over those of the first one; machine, versions and date."""
-    torch.set_num_threads(1)
+    """:func:`in_turns` of runs whose settings are given by name."""
     turns: dict[str, Iterator[Any]] = {}
     for name, config in configs.items():
         model = build_model(config, len(corpus.vocabulary), corpus.statistics())
         turns[name] = endless_steps(Trainer(model, corpus, config))
+    return in_turns(turns, rounds=rounds)
+
+
+def in_turns(turns: Mapping[str, Iterator[Any]], *, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Time training steps, given by name as iterators that make one each, in turns, in this
+    process, with one thread: ``shares``, for each name the median over the rounds of the CPU
+    seconds of its steps over those of the first one; machine, versions and date."""
+    torch.set_num_threads(1)
     ratios: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(rounds + 1):
         seconds = {name: _turn(steps) for name, steps in turns.items()}

@@ -11,7 +11,14 @@ import pytest
 import torch
 from lm.training.toy import write_corpus
 
-from benchmarks import large_vocabulary, randomized, step_times, trees_page, trees_study
+from benchmarks import (
+    large_vocabulary,
+    randomized,
+    step_times,
+    transformer_study,
+    trees_page,
+    trees_study,
+)
 from benchmarks.large_vocabulary_page import perplexity_at
 from benchmarks.study_figures import rows_scored
 from hstree.lab.study.plan import PlannedRun, planned_runs
@@ -21,7 +28,7 @@ from hstree.lm.data import Corpus, CorpusStatistics, load_corpus
 from hstree.lm.runs import TrainConfig
 from hstree.lm.training import build_model
 
-STUDIES = (trees_study.STUDY, randomized.STUDY, large_vocabulary.STUDY)
+STUDIES = (trees_study.STUDY, randomized.STUDY, large_vocabulary.STUDY, transformer_study.STUDY)
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -72,6 +79,27 @@ def test_every_head_of_a_study_trains(study: Any) -> None:
         loss.backward()
         assert loss.detach().isfinite()
         assert 0 < rows_scored(model.head, statistics.frequencies) <= classes
+
+
+def test_heads_of_a_small_transformer_train(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    small = {"CLASSES": len(corpus.vocabulary) + 5, "WIDTH": 64, "LAYERS": 1, "WINDOW": 8}
+    for name, value in small.items():
+        monkeypatch.setattr(transformer_study, name, value)
+    monkeypatch.setattr(transformer_study, "VALID_TOKENS", 64)
+    unigram = np.exp(corpus.statistics().unigram_loss(corpus.valid[:65]))
+    for contender in transformer_study.SHORT:
+        settings = dict(contender.settings) | {transformer_study.RATE: 0.01, "steps": 20}
+        if "root" in settings:
+            settings["root"] = 4
+        figures = transformer_study.measure(PlannedRun(contender, settings, 1), corpus)
+        assert figures["valid"] < unigram, contender.name
+    assert transformer_study.rate_at(0, 100) < transformer_study.rate_at(4, 100) == 1.0
+    assert transformer_study.rate_at(100, 100) == pytest.approx(transformer_study.LAST)
+    window, target = next(transformer_study.batches(np.arange(1000), 0))
+    assert torch.equal(window + 1, target)
 
 
 def test_copies_of_one_tree_are_one_tree(corpus: Corpus) -> None:

@@ -1,0 +1,302 @@
+"""Output layers of a small transformer with the subwords of SmolLM2, tied to its embeddings.
+
+    python -m benchmarks.large_text --save FOLDER
+    python -m benchmarks.transformer_study --data FOLDER
+
+makes the runs that are missing in benchmarks/results/transformer-study.json, and the page beside
+it. The backbone is transformers' LlamaModel. The learning rate is chosen for each head in short
+runs, with its own cosine schedule; longer runs with the chosen rate follow. A run has one thread.
+On an idle machine, --times measures training steps of all heads in turns. benchmarks.smollm2 says
+what to install.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+import hstree
+from benchmarks import step_times
+from benchmarks.memory import peak_extra_bytes
+from benchmarks.smollm2 import read_tokenizer
+from hstree.heads import Head
+from hstree.lab.report import Report, made_on
+from hstree.lab.study.plan import Contender, PlannedRun
+from hstree.lab.study.planned import PlannedStudy
+from hstree.lab.study.records import Records
+from hstree.lab.study.results import Result, results, sweep_table
+from hstree.lm._pictures import line_style, new_figure
+from hstree.lm.data import Corpus, CorpusStatistics, load_corpus
+from hstree.lm.data.tokenizer import Subwords
+from hstree.lm.table import Column, Table, decimals, table
+
+CLASSES = 49_152
+"""Subwords of SmolLM2. Those that do not occur in the text come last."""
+WIDTH, LAYERS, WINDOW, WINDOWS = 256, 2, 64, 8
+"""Features and layers of the transformer; tokens of a window, and windows of a step."""
+VALID_TOKENS = 32_768
+TRIED, STEPS, LONG = 400, 1600, 10_000
+WARM_UP, LAST = 0.05, 0.1
+"""Share of the steps in which the rate rises, and the last rate as a share of the highest."""
+RATE = "learning_rate"
+RATES = (0.002, 0.004)
+LONGER = ("sampled-in-batch", "forest-4")
+"""Contenders that also make a run of LONG steps."""
+
+
+def _contender(name: str, title: str, *, seeds: int = 1, **head: Any) -> Contender:
+    settings = {"head": name.split("-")[0], **head, RATE: 0.0, "steps": TRIED}
+    return Contender(name, title, settings, {RATE: RATES}, final={"steps": STEPS}, seeds=seeds)
+
+
+def _all() -> Iterator[Contender]:
+    yield _contender("softmax", "softmax")
+    title = "sampled softmax, 1,024 negatives"
+    yield _contender("sampled", title, negatives=1024, in_batch=False)
+    title = "sampled softmax, 512 negatives and the batch's targets"
+    yield _contender("sampled-in-batch", title, negatives=512, seeds=2)
+    for trees in (4, 1, 8):
+        title = f"forest of {trees} trees" if trees > 1 else "forest of one tree"
+        title += ", C = 256, 512 negatives"
+        seeds = 2 if trees == 4 else 1
+        yield _contender(f"forest-{trees}", title, n_trees=trees, negatives=512, seeds=seeds)
+    yield _contender("trees-4", "4 trees, C = 256, shared leaves", n_trees=4, root=256, leaf=None)
+
+
+SHORT: Sequence[Contender] = tuple(_all())
+CONTENDERS = (
+    *SHORT,
+    *(
+        replace(
+            contender,
+            name=f"{contender.name}-long",
+            sweeps={},
+            like=contender.name,
+            final={"steps": LONG},
+            seeds=1,
+            group=1,
+        )
+        for contender in SHORT
+        if contender.name in LONGER
+    ),
+)
+
+
+def load(data: Path) -> Corpus:
+    """The text in subwords of SmolLM2."""
+    return load_corpus(data, tokenizer=Subwords(read_tokenizer().backend_tokenizer))
+
+
+class Transformer(nn.Module):
+    """A LlamaModel and a head on its embeddings."""
+
+    def __init__(self, settings: Mapping[str, Any], corpus: Corpus) -> None:
+        from transformers import LlamaConfig, LlamaModel
+
+        super().__init__()
+        config = LlamaConfig(
+            vocab_size=CLASSES,
+            hidden_size=WIDTH,
+            intermediate_size=8 * WIDTH // 3,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=WIDTH // 64,
+            max_position_embeddings=WINDOW,
+            use_cache=False,
+        )
+        self.backbone = LlamaModel(config)
+        own = {k: v for k, v in settings.items() if k not in ("head", RATE, "steps")}
+        self.head = make_head(settings["head"], self.backbone.embed_tokens, corpus, own)
+
+    def forward(self, window: Tensor, target: Tensor) -> hstree.HeadOutput:
+        return self.head(self.backbone(input_ids=window).last_hidden_state, target)
+
+
+def make_head(name: str, embedding: nn.Embedding, corpus: Corpus, options: Any) -> Head:
+    """A head tied to an embedding. Trees are learned from the text."""
+    statistics = CorpusStatistics.from_tokens(corpus.train, CLASSES)
+    size = embedding.embedding_dim, embedding.num_embeddings
+    counts = {"frequencies": statistics.frequencies, "embedding": embedding}
+    if name == "softmax":
+        return hstree.Softmax(*size, **counts, **options)
+    if name == "sampled":
+        return hstree.SampledSoftmax(*size, **counts, **options)
+    of = {"forest": hstree.ForestSoftmax, "trees": hstree.TreeEnsemble}[name]
+    shape = {key: value for key, value in options.items() if value is not None}
+    return of.from_tokens(*size, statistics.tokens, **counts, **shape)
+
+
+def batches(tokens: npt.NDArray[Any], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Windows and targets [WINDOWS, WINDOW], in a random order for every pass over the text."""
+    first = np.arange(0, len(tokens) - WINDOW, WINDOW)
+    generator = np.random.default_rng(seed)
+    for _ in count():
+        order = generator.permutation(first)
+        for place in range(0, len(order) - WINDOWS + 1, WINDOWS):
+            chosen = order[place : place + WINDOWS, None] + np.arange(WINDOW + 1)
+            rows = torch.from_numpy(tokens[chosen].astype(np.int64))
+            yield rows[:, :-1], rows[:, 1:]
+
+
+def rate_at(step: int, steps: int) -> float:
+    """Share of the highest rate: a linear rise, then half a cosine."""
+    rise = max(1, round(WARM_UP * steps))
+    if step < rise:
+        return (step + 1) / rise
+    done = (step - rise) / max(1, steps - rise)
+    return LAST + (1 - LAST) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def training(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> Iterator[Transformer]:
+    """The model before every step. After the last one it goes on at the last rate."""
+    torch.manual_seed(seed)
+    model = Transformer(settings, corpus)
+    optimizer = hstree.optim.AdamW(model.parameters(), lr=settings[RATE])
+    steps, stream = settings["steps"], batches(corpus.train, seed)
+    for step in count():
+        yield model
+        for group in optimizer.param_groups:
+            group["lr"] = settings[RATE] * rate_at(min(step, steps), steps)
+        optimizer.zero_grad()
+        model(*next(stream)).loss.backward()
+        hstree.optim.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+@torch.no_grad()
+def perplexity(model: Transformer, tokens: npt.NDArray[Any]) -> float:
+    """Of the first VALID_TOKENS of a text, in windows."""
+    model.eval()
+    rows = torch.from_numpy(tokens[: VALID_TOKENS + 1].astype(np.int64))
+    pairs = zip(rows[:-1].split(8 * WINDOW), rows[1:].split(8 * WINDOW), strict=True)
+    losses = [
+        float(model(window.view(-1, WINDOW), target.view(-1, WINDOW)).loss)
+        for window, target in pairs
+    ]
+    model.train()
+    return math.exp(sum(losses) / len(losses))
+
+
+def measure(run: PlannedRun, corpus: Corpus, given: object = None) -> dict[str, Any]:
+    """Train.
+
+    Returns ``valid``: perplexity, None if training diverged; ``head_parameters`` beside the
+    embeddings; ``bytes``: what a first step adds to the process; ``seconds`` of CPU time.
+    """
+    torch.set_num_threads(1)
+    begin = time.process_time()
+    steps = training(run.settings, corpus, run.seed)
+    model = next(steps)
+    tied = {id(parameter) for parameter in model.backbone.parameters()}
+    own = [p for p in model.head.parameters() if id(p) not in tied]
+    figures: dict[str, Any] = {
+        "head_parameters": sum(parameter.numel() for parameter in own),
+        "bytes": peak_extra_bytes(lambda: next(steps)),
+    }
+    for _ in range(run.settings["steps"] - 1):
+        next(steps)
+    valid = perplexity(model, corpus.valid)
+    finite = math.isfinite(valid)
+    seconds = time.process_time() - begin
+    return figures | {"valid": valid if finite else None, "seconds": seconds}
+
+
+INTRODUCTION = f"""\
+A Llama of {LAYERS} layers and {WIDTH} features (RMSNorm), its embeddings tied to the output layer;
+AdamW, a warmed-up cosine for each run, steps of {WINDOWS} windows of {WINDOW} subwords. The rate of
+each head was chosen in runs of {TRIED} steps by the validation perplexity of the first seed (first
+{VALID_TOKENS:,} tokens). *Parameters* are those beside the embeddings. *Memory* is what a first
+step adds to the process: gradients, optimizer state and workspaces, those of the backbone included.
+"""
+
+
+def report(contenders: Sequence[Contender], records: Records) -> Report:
+    """The page."""
+    title = "Output layers of a small transformer"
+    found = results(contenders, records)
+    if not found:
+        return Report(title, [], ["No run has finished yet."])
+    times = step_times.load(records.path)
+    shares = {} if times is None else times["shares"]
+    tables = [_table(found, shares, long) for long in (False, True)]
+    timed = [r for r in found if _timed_as(r) in shares and r.mean("valid") is not None]
+    return Report(
+        title,
+        [*(t for t in tables if t.rows), sweep_table(contenders, records)],
+        [
+            f"the text: {records.all()[0]['text']}; the other subwords of {CLASSES:,} do not occur",
+            "a head whose rates are still being tried stands in the last table alone",
+        ],
+        pictures={"": _picture(timed, shares)} if timed else {},
+        introduction=INTRODUCTION,
+        appendix="Records of all runs: [transformer-study.json](transformer-study.json).",
+        made=made_on(records.all()),
+    )
+
+
+def _timed_as(result: Result) -> str:
+    """The name under which the steps of a contender are timed."""
+    return result.contender.like or result.contender.name
+
+
+def _table(found: Sequence[Result], shares: Mapping[str, float], long: bool) -> Table:
+    shown = [result for result in found if bool(result.contender.like) == long]
+    columns: list[Column] = [
+        ("head", lambda r: r.title),
+        ("rate", lambda r: r.settings[RATE], "{:g}".format),
+        ("valid", lambda r: r.spread("valid"), str),
+        ("seeds", lambda r: len(r.runs), str),
+        ("step / softmax", lambda r: shares.get(_timed_as(r)), decimals(2)),
+        ("parameters", lambda r: r.mean("head_parameters"), "{:,.0f}".format),
+        ("memory, MiB", lambda r: (r.mean("bytes") or 0) / 2**20, decimals(0)),
+    ]
+    return table(f"After {LONG if long else STEPS:,} steps", shown, columns)
+
+
+def _picture(found: Sequence[Result], shares: Mapping[str, float]) -> Any:
+    """Validation perplexity against the time of a run."""
+    figure = new_figure(6, 4)
+    axes = figure.subplots()
+    heads = list(dict.fromkeys(map(_timed_as, found)))
+    for result in found:
+        name = _timed_as(result)
+        time, short = shares[name] * result.settings["steps"], result.contender.like is None
+        style = line_style(heads.index(name)) | {"linestyle": "", "marker": "o" if short else "^"}
+        label = result.title if short else None
+        axes.plot([time], [result.mean("valid")], label=label, **style)
+    axes.set(xlim=(0, None), xlabel="time of the run, in steps with a softmax")
+    axes.set_ylabel("validation perplexity")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", frameon=False, fontsize="small")
+    return figure
+
+
+def _time_steps(corpus: Corpus, records: Records) -> None:
+    turns = {c.name: training(c.settings | {RATE: 0.002}, corpus, 1) for c in SHORT}
+    step_times.save(step_times.in_turns(turns), records.path)
+
+
+STUDY = PlannedStudy(
+    "transformer-study",
+    CONTENDERS,
+    measure,
+    report,
+    [
+        "python -m benchmarks.large_text --save FOLDER",
+        "python -m benchmarks.transformer_study --data FOLDER",
+    ],
+    load=load,
+    time_steps=_time_steps,
+)
+
+if __name__ == "__main__":
+    STUDY.main(__doc__, Path(__file__).parent / "results")
