@@ -218,3 +218,13 @@ def test_wrong_arguments() -> None:
                 replace_lm_head(scaled, head)
         again = replace_lm_head(scaled, "softmax")(ids(2, 4)).logits
         torch.testing.assert_close(again, logits, atol=1e-5, rtol=1e-5)
+
+
+def test_an_old_version_of_transformers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(transformers.GenerationMixin, "_prefill")
+    model = small("GPT2LMHeadModel")
+    lm_head = model.get_output_embeddings()
+    with pytest.raises(RuntimeError, match=f"verify: expected .* got {transformers.__version__}"):
+        accelerate_lm_head(model, ids(4, 24), verify=True)
+    assert model.get_output_embeddings() is lm_head
+    accelerate_lm_head(model, ids(4, 24))

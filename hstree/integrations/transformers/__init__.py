@@ -234,6 +234,7 @@ def accelerate_lm_head(
     Raises:
         TypeError, ValueError: as :func:`replace_lm_head`, and
             :meth:`hstree.heads.ScreenedSoftmax.from_linear`.
+        RuntimeError: with ``verify``, if this version of transformers is too old for it.
 
     Example:
         >>> import torch
@@ -245,6 +246,11 @@ def accelerate_lm_head(
         >>> model.generate(tokens[:1, :4], max_new_tokens=8, do_sample=False).shape
         torch.Size([1, 12])
     """
+    if verify and not hasattr(transformers.GenerationMixin, "_prefill"):
+        raise RuntimeError(
+            "verify: expected a transformers whose generate has a step of its own for the prompt, "
+            f"such as 5.24, got {transformers.__version__}"
+        )
     lm_head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     replaced = isinstance(lm_head, LMHead)
     if replaced and isinstance(lm_head.head, Softmax):
