@@ -37,7 +37,7 @@ def test_the_first_snippet_runs_as_pasted() -> None:
     [
         (
             "install",
-            ["venv", "activate", "pip install '.[lm]'", "hstree train"],
+            ["venv", "activate", "pip install torch", "pip install '.[lm]'", "hstree train"],
         ),
         ("test", ["pip install -r tests/requirements.txt", "pytest"]),
     ],
