@@ -15,9 +15,10 @@ ROWS: list[dict[str, float]] = [
     {"lm/cli": 1.5},
     {"lm/training": 1, "lm/evaluation": 2.2},
     {"lm/runs": 1},
-    {"lm/models": 1, "lm/data": 2.2},
-    {"lm": 2.2},
-    {"integrations": 0, "decoding": 1, "distributed": 2.6},
+    {"lm/models": 1},
+    {"lm/data": 2.2},
+    {"integrations": 0, "lm": 2.2},
+    {"decoding": 1, "distributed": 2.6},
     {"heads": 1, "optim": 2.6},
     {"ops": 2.1},
     {"trees": 1},
@@ -69,7 +70,9 @@ def draw(page: str) -> str:
         "<title>Packages of hstree and csrc; an arrow leads to what a package uses</title>",
         '<defs><marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" '
         'markerHeight="8" orient="auto"><path d="M0 0 8 4 0 8z" fill="#667"/></marker></defs>',
-        f'<rect width="{width}" height="{height}" rx="8" fill="#fff"/>',
+        "<style>.page { fill: #fff } @media (prefers-color-scheme: dark) "
+        "{ .page { fill: #131416 } line { stroke: #99a } }</style>",
+        f'<rect class="page" width="{width}" height="{height}" rx="8"/>',
     ]
     for package, other in [*direct(imported), *CALLS]:
         (x1, y1), (x2, y2) = place[package], place[other]
