@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hstree._files import write_atomic
 from hstree._progress import duration
 from hstree.lm._packages import has_pictures
 from hstree.lm._terminal import command_line, fold, show
@@ -22,7 +23,7 @@ from hstree.lm.runs import (
 )
 from hstree.lm.runs.config import check_read
 from hstree.lm.runs.flags import add_config_arguments, config_values
-from hstree.lm.runs.names import CONFIG, CURVE
+from hstree.lm.runs.names import COMPARISON, CONFIG, CURVE
 from hstree.lm.runs.settings import flag_name
 from hstree.lm.table import table, text
 from hstree.lm.training import (
@@ -36,6 +37,7 @@ from hstree.lm.training import (
     setting_sources,
     train,
 )
+from hstree.lm.training.plot import against_time
 from hstree.lm.training.presets import PRESETS, merged
 
 _DESCRIPTION = """\
@@ -105,8 +107,11 @@ def _print_end(result: TrainResult) -> None:
     show(f"\n{format_summary(summary, other.final if other else None)}\n")
     show(f"run folder:      {run.path}   ({duration(summary.seconds)})")
     curve = run.path / CURVE if has_pictures() else "needs matplotlib: pip install 'hstree[lm]'"
-    show(f"learning curve:  {curve}\n")
-    show("Next:")
+    show(f"learning curve:  {curve}")
+    if other is not None and has_pictures():
+        write_atomic(run.path / COMPARISON, against_time([run, other]))
+        show(f"beside {other.head + ':':9} {run.path / COMPARISON}")
+    show("\nNext:")
     for purpose, command in _next_commands(run, other):
         show(f"  {purpose}\n{command_line(command, sys.stdout, indent='    ')}")
 
@@ -118,8 +123,10 @@ def _next_commands(run: RunResults, other: RunResults | None) -> Iterator[tuple[
     prompt = ["--prompt", "return the"] if config.data is None else []
     yield "generate text", ["hstree", "generate", folder, *prompt]
     if other is not None:
-        compare = ["hstree", "compare", folder, str(other.path), "--plot", "curves.png"]
-        yield f"compare with the head {other.head!r}", compare
+        yield (
+            f"compare with the head {other.head!r}",
+            ["hstree", "compare", folder, str(other.path)],
+        )
     elif config.finetune is not None:
         yield "evaluate with a neural cache", ["hstree", "evaluate", folder, "--cache"]
     else:

@@ -9,6 +9,7 @@
                          LSTM states, random states, position, figures of the epochs
     metrics.jsonl        one JSON object for each epoch (EpochRecord)
     learning_curve.png   perplexities by epoch
+    comparison.png       perplexity against training time, beside a run with another head
     summary.json         the final figures, once training has ended (Summary)
 
 The folder appears when training begins. At the end of an epoch last.safetensors is written last. If
@@ -20,7 +21,8 @@ from __future__ import annotations
 
 CONFIG, VOCABULARY, TOKENIZER = "config.json", "vocabulary.txt", "tokenizer.json"
 MODEL, STATE = "model.safetensors", "last.safetensors"
-METRICS, CURVE, SUMMARY = "metrics.jsonl", "learning_curve.png", "summary.json"
+METRICS, SUMMARY = "metrics.jsonl", "summary.json"
+CURVE, COMPARISON = "learning_curve.png", "comparison.png"
 
 
 class CheckpointError(ValueError):

@@ -1,11 +1,12 @@
-"""The learning curve as a picture."""
+"""Perplexities of a run as pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
-from hstree.lm._pictures import panels, perplexity_axes, picture
-from hstree.lm.runs import EpochRecord, perplexity
+from hstree.lm._pictures import line_style, panels, perplexity_axes, picture
+from hstree.lm.runs import EpochRecord, RunResults, perplexity
 
 
 def learning_curve(records: Sequence[EpochRecord], unigram_loss: float, title: str) -> bytes:
@@ -39,4 +40,23 @@ def learning_curve(records: Sequence[EpochRecord], unigram_loss: float, title: s
     axes.set_ylabel("perplexity per token (log scale)")
     axes.set_title(title, fontsize=10)
     axes.legend(loc="upper right", frameon=False)  # a search for the best place can take long
+    return picture(figure)
+
+
+def against_time(runs: Sequence[RunResults]) -> bytes:
+    """A PNG of validation perplexity against training time, with a curve for each run, named by
+    its head. Every run has a finished epoch. Epochs of a run that was resumed count with their own
+    time."""
+    figure, axes = panels(6.4, 4.2)
+    longest = max(sum(epoch.seconds for epoch in run.epochs) for run in runs)
+    unit, seconds = ("minutes", 60) if longest > 180 else ("seconds", 1)
+    for number, run in enumerate(runs):
+        times = [total / seconds for total in accumulate(epoch.seconds for epoch in run.epochs)]
+        valid = [epoch.valid_perplexity for epoch in run.epochs]
+        axes.plot(times, valid, "o", **line_style(number), label=f"head {run.head}", ms=4)
+    perplexity_axes(axes)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"training time, {unit}")
+    axes.set_ylabel("validation perplexity per token (log scale)")
+    axes.legend(loc="upper right", frameon=False)
     return picture(figure)

@@ -108,11 +108,13 @@ def test_train_ends_with_figures_and_commands_that_run(
     assert re.search(
         r"^head trees, same settings +[\d.]+ +[\d.]+ +\d+   x \d+\.\d$", captured.out, re.M
     )
+    assert not Path("tried/trees/comparison.png").exists()
+    assert "\nbeside trees:    tried/trees-softmax/comparison.png\n" in captured.out
+    assert Path("tried/trees-softmax/comparison.png").read_bytes().startswith(b"\x89PNG\r\n")
     _, compare, _ = commands(captured.out)
     for command in (generate, analyze, compare):
         assert main(command[1:]) == 0
         assert_narrow(capsys.readouterr().out)
-    assert Path("curves.png").is_file()
 
 
 def commands(out: str) -> list[list[str]]:
