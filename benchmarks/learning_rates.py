@@ -172,9 +172,6 @@ def page(rows: list[dict[str, Any]]) -> Report:
         f"Rule: min({LARGEST_FACTOR:g}, {FACTOR_TIMES_NORM:g} / norm), the default of "
         "`Head.parameter_groups(lr, hidden=...)`, norm the mean norm of a hidden vector. Worse by: "
         "nats above the best factor, in the worst of the four heads, at the nearest factor tried.",
-        "With D = 4,096 and a root mean square of 2 only the trees, whose vectors start at 0, get "
-        "below the class frequencies in these steps. The weights of the others start uniform in "
-        "[-0.1, 0.1]: their scores have a deviation of 7 at the start, whatever the rate is.",
     )
     return Report("The learning rate of a head", [table("Best factor", rows, columns)], notes, rows)
 

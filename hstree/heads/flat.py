@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -46,7 +47,8 @@ class FlatHead(Head):
     r"""P(y | h) = softmax(f(W e(h) + b))[y] for an increasing function f and an encoding e.
 
     The loss and its gradients are computed in chunks of rows: the N x V logits are never held all
-    at once. W starts uniform in [-0.1, 0.1], as in AWD-LSTM, unless it is tied.
+    at once. W starts uniform in [-r, r] with r = min(0.1, 1.6 / sqrt(E)), unless it is tied: as in
+    AWD-LSTM up to E = 256 columns, and so that the scores of a wider one do not grow with E.
 
     Args:
         in_features: number of input features, D.
@@ -147,7 +149,8 @@ class FlatHead(Head):
 
     def _reset_decoder(self) -> None:
         if not self.tied:
-            nn.init.uniform_(self.weight, -0.1, 0.1)
+            bound = min(0.1, 1.6 / math.sqrt(self.weight.shape[1]))
+            nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is None or self.bias.is_meta:
             return
         if self.frequencies is None or self.bias_start == "zero":

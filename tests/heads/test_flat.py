@@ -284,6 +284,8 @@ def test_initial_values(build: Any) -> None:
     head = build(D, V)
     assert head.weight.abs().max() <= 0.1
     assert 0.05 < head.weight.std() < 0.065  # uniform in [-0.1, 0.1]: 0.058
+    wide = build(1024, V).weight
+    assert 0.049 < wide.abs().max() <= 0.05  # 1.6 / 32
     assert not head.bias.any()
     assert build(D, V, bias=False).bias is None
     counts = 10.0 ** np.linspace(0, 6, V)
