@@ -170,11 +170,10 @@ def cells(page: str, section: str, row: str) -> list[str]:
 def quotes() -> list[str]:
     """Phrases of README.md, with the figures of the records."""
     speed, perplexity = records()
-    steps = speed["cpu"][f"training steps, V = {TRAINING_SIZES[0].classes}"]["contestants"]
-    flat, trees = perplexity["softmax"], perplexity["leaves-4x256"]
-    assert flat is not None
-    assert trees is not None
-    share = {0.2: "a fifth", 0.25: "a quarter"}[round(20 * (ratio(steps, "trees", UNIT) or 0)) / 20]
+    forest, flat = (
+        cells("transformer-study.md", "After 1,600 steps", head)
+        for head in ("forest of 4 trees, C = 256, 512 negatives", "softmax")
+    )
     losses = json.loads((RESULTS / "lm_head.json").read_text())["loss"]
     own, *_, approximated = losses.values()
     times = {3: "three"}[round(math.exp(approximated - own))]
@@ -200,8 +199,8 @@ def quotes() -> list[str]:
     ]
     return [
         f"the test perplexities are {', '.join(tuned[:-1])} and {tuned[-1]}",
-        f"within {math.ceil(100 * (trees / flat - 1))}% of the perplexity of a softmax for {share} "
-        "of the time of its layer",
+        f"its perplexity is {forest[2].split()[0]}, that of a softmax {flat[2].split()[0]}, and a "
+        f"step of the model takes {forest[4]} of the time",
         f"have {times} times its perplexity",
         f"finds {100 * float(screened[2]):.1f}% of the best words in {screened[4]} of the "
         "product's time",

@@ -19,10 +19,10 @@ from hstree.lm.table import Column, Table, table
 TIMED = (
     "softmax",
     "adaptive",
-    "sampled",
-    "leaves-1x256",
+    "sampled-in-batch-512-decay-0.1",
     "leaves-4x256",
-    "leaves-4x1024-relearn-2",
+    "leaves-4x256-decay-0.1",
+    "forest-sampled-decay-0.1",
 )
 """Contenders of the curves over time, the softmax first."""
 VALID_TARGETS = ((107.9, 2.3e6), (105.0, 3.0e6))
