@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -63,9 +64,12 @@ BLOCK_NUMBERS = 2**19
 """Numbers of a weight that are cast to float32 at a time, so that they stay in the cache."""
 
 
+LOW_DTYPES = torch.bfloat16, torch.float16
+
+
 def is_low(tensor: Tensor) -> bool:
     """Whether it has 16 bits."""
-    return tensor.dtype in (torch.bfloat16, torch.float16)
+    return tensor.dtype in LOW_DTYPES
 
 
 def is_cast(weight: Tensor) -> bool:
@@ -90,9 +94,64 @@ def blocks(weight: Tensor, dim: int = 0) -> Iterator[Tensor]:
             yield block.float()
 
 
+class _LowProduct(torch.autograd.Function):
+    """a b^T in float32 of factors that are rounded to ``low``, 16 bits: matrices, or batches of
+    them. Gradients of float32 factors are not rounded either."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, low: torch.dtype) -> Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.low = low
+        return _product(a.to(low), b.to(low).mT, torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        low = grad.to(ctx.low)
+        of_a, of_b, _ = ctx.needs_input_grad
+        return (
+            _product(low, b.to(ctx.low), a.dtype) if of_a else None,
+            _product(low.mT, a.to(ctx.low), b.dtype) if of_b else None,
+            None,
+        )
+
+
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a @ b of factors of 16 bits, rounded to ``dtype`` only."""
+    if torch.is_grad_enabled():  # of a gradient, which torch differentiates a second time
+        return (a @ b).to(dtype)
+    mm = torch.mm if a.dim() == 2 else torch.bmm
+    with no_autocast(a.device):
+        if not a.is_cuda:  # torch is slow in float16
+            return mm(a.float(), b.float()).to(dtype)
+        if dtype == a.dtype:
+            return mm(a, b)
+        return mm(a, b, out_dtype=torch.float32).to(dtype)
+
+
+def _low_dtype(weight: Tensor) -> torch.dtype | None:
+    """The dtype of the factors, of which one is the weight, where :class:`_LowProduct` computes
+    their product. torch's own is rounded to 16 bits, and infinite above 65,504 in float16."""
+    dtype, device = weight.dtype, weight.device
+    if autocasts(device) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device.type)
+        # On a CPU torch computes products of bfloat16 in half of the time of float32.
+        computed = weight.is_cuda or (device.type == "cpu" and dtype == torch.float16)
+    else:
+        computed = weight.is_cuda
+    if not computed or is_transformed() or torch.compiler.is_exporting():
+        return None
+    return dtype if dtype in LOW_DTYPES else None
+
+
 def linear_scores(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b [..., V] in the dtype of sums: x [..., D], W [V, D]. A GPU rounds products of 16
-    bits to 16 bits; under autocast, autocast decides."""
+    """x W^T + b [..., V] in the dtype of sums: x [..., D], W [V, D]. Under autocast the factors get
+    its dtype; on a CPU products of bfloat16 are then rounded to it."""
+    low = _low_dtype(weight)
+    if low is not None:
+        flat: Tensor = _LowProduct.apply(x.reshape(-1, x.shape[-1]), weight, low)  # type: ignore[no-untyped-call]
+        scores = flat.view(*x.shape[:-1], len(weight))
+        return scores if bias is None else scores.add_(bias)
     if autocasts(x.device) or not is_cast(weight):
         scores = F.linear(x, weight, bias)
         return scores.to(sum_dtype(scores.dtype))
@@ -108,20 +167,29 @@ def batched_scores(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     def product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         if torch.compiler.is_exporting() or x.shape[1] > 2:  # exported programs take any number
-            return torch.baddbmm(bias.unsqueeze(2), weight, x.mT)
+            return batched_product(weight, x, bias.unsqueeze(2))
         # A product with one or two contexts is faster with them as its rows.
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT).mT
+        return batched_product(x, weight, bias.unsqueeze(1)).mT
 
     x, bias = x.to(weight.dtype), bias.to(weight.dtype)
     if autocasts(x.device) or not is_cast(weight):
-        scores = product(x, weight, bias)
-        return scores.to(sum_dtype(scores.dtype))
+        return product(x, weight, bias)
     x, parts, begin = x.float(), [], 0
     for block in blocks(weight, 1):
         end = begin + block.shape[1]
         parts.append(product(x, block, bias[:, begin:end].float()))
         begin = end
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def batched_product(a: Tensor, b: Tensor, addend: Tensor) -> Tensor:
+    """a b^T + addend [T, M, N] in the dtype of sums: a [T, M, S], b [T, N, S]."""
+    low = _low_dtype(a)
+    if low is not None:
+        scores: Tensor = _LowProduct.apply(a, b, low)  # type: ignore[no-untyped-call]
+        return scores.add_(addend)
+    scores = torch.baddbmm(addend, a, b.mT)
+    return scores.to(sum_dtype(scores.dtype))
 
 
 def log_sum_exp(values: Tensor, dim: int) -> Tensor:

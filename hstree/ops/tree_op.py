@@ -29,7 +29,7 @@ from hstree.ops._autograd import (
     register_autograd,
     unfold,
 )
-from hstree.ops._row_sparse import sparse_gradient
+from hstree.ops._row_sparse import cast, sparse_gradient
 from hstree.ops.leaf_order import leaf_order, split_order
 
 Operator = Callable[..., Any]
@@ -68,20 +68,28 @@ class TreeOp:
         )
         register_autograd(backward, no_second_derivative(backward), vmap=self._backward_vmap)
 
-    def __call__(self, sparse: bool, hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        """log_prob [N, T]. Under autocast hidden is cast to the weight's dtype, because casting the
-        weight would cost O(V)."""
-        if autocasts(hidden.device) and hidden.is_floating_point():
-            hidden = hidden.to(weight.dtype)
+    def __call__(self, sparse: bool, *inputs: Any) -> Tensor:
+        """log_prob [N, T]."""
         if sparse and torch.is_grad_enabled():
             if torch.compiler.is_compiling():
                 from hstree._uncompiled import uncompiled
 
-                uncompiled_log_prob: Tensor = uncompiled(apply_sparse, self, hidden, weight, *rest)
+                uncompiled_log_prob: Tensor = uncompiled(apply_sparse, self, *inputs)
                 return uncompiled_log_prob
-            return apply_sparse(self, hidden, weight, *rest)
-        log_prob: Tensor = self.forward(hidden, weight, *rest)[0]
+            return apply_sparse(self, *inputs)
+        log_prob: Tensor = self.forward(*self.autocast(*inputs))[0]
         return log_prob
+
+    def autocast(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
+    ) -> tuple[Any, ...]:
+        """The arguments in the dtype that the kernels compute in under autocast."""
+        if autocasts(hidden.device) and hidden.is_floating_point():
+            if self.shared and has_tensor_cores(weight) and weight.dtype != torch.float64:
+                low = torch.get_autocast_dtype(weight.device.type)
+                weight, bias = cast(weight, low), None if bias is None else cast(bias, low)
+            hidden = hidden.to(weight.dtype)
+        return hidden, weight, bias, *rest
 
     def _dense_gradient(self, ctx: Any, grad_log_prob: Tensor | None, *_: Any) -> Any:
         if grad_log_prob is None:
@@ -244,6 +252,12 @@ def _has_plan(hidden: Tensor) -> bool:
     return hidden.device.type == "cuda"
 
 
+def has_tensor_cores(weight: Tensor) -> bool:
+    """Whether products of 16 bits are faster than those of float32. The kernels of the CPU compute
+    both in float32, and a cast would cost O(V D) there for nothing."""
+    return weight.is_cuda
+
+
 def _plan_size(hidden: Tensor, trees: Any) -> Any:
     return 4 * trees * hidden.shape[0] + 1 + trees if _has_plan(hidden) else 0
 
@@ -293,6 +307,7 @@ class _SparseGradient(torch.autograd.Function):
 
 def apply_sparse(op: TreeOp, *inputs: Any) -> Tensor:
     """log_prob [N, T] with row-sparse gradients, or dense ones under a transform."""
+    inputs = op.autocast(*inputs)
     if is_transformed():
         dense: Tensor = op.forward(*inputs)[0]
         return dense
@@ -538,8 +553,9 @@ def leaf_log_prob(
 
     Args:
         hidden: context vectors, [N, D]: float32, float64, bfloat16 or float16.
-        weight: output embedding E of the classes, [V, D], dtype of ``hidden``; see
-            :func:`hstree.ops.path_log_prob` for autocast.
+        weight: output embedding E of the classes, [V, D], dtype of ``hidden``. Under autocast all
+            get its dtype on a GPU; on a CPU, whose sums and products are float32, as in
+            :func:`hstree.ops.path_log_prob`.
         bias: biases of the classes in each tree, [T, V], dtype of ``weight``, or None.
         target: classes, [N] int64; a negative value marks an ignored row: log-probability 0 and no
             gradient.

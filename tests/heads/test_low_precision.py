@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from heads.support import FREQUENCIES, HEADS, D, V, draw, draw_targets, make, parts
+from heads.support import FREQUENCIES, HEADS, D, V, draw, draw_targets, make, parts, trees
 from hstree import _numerics
 from hstree.heads import Head, SampledSoftmax, TreeEnsemble
 from hstree.heads.trees import queries as ways
-from hstree.ops import mixture_cross_entropy, monotone_cross_entropy
+from hstree.heads.trees.nodes import LeafBlock
+from hstree.ops import mixture_cross_entropy, monotone_cross_entropy, tree_op
+from hstree.ops._row_sparse import cast
 
 LOW = [torch.bfloat16, torch.float16]
 low = pytest.mark.parametrize("dtype", LOW, ids=["bfloat16", "float16"])
@@ -201,3 +205,99 @@ def test_row_sparse_gradients(kind: str, dtype: torch.dtype, training: bool) -> 
             head(hidden, target).loss.backward()
         head.zero_grad()
     head(hidden, target).loss.backward()
+
+
+class Seen(TorchDispatchMode):
+    """Records the dtypes of the floating-point arguments of ``hstree::leaf_log_prob``, and how
+    often a tensor of some shape is cast to 16 bits."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.shape, self.casts, self.dtypes = shape, 0, list[torch.dtype]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.hstree.leaf_log_prob.default:
+            self.dtypes += [x.dtype for x in args[:3]]
+        if func is torch.ops.aten._to_copy.default and args[0].shape == self.shape:
+            self.casts += kwargs["dtype"] in LOW
+        return func(*args, **(kwargs or {}))
+
+
+@low
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("tensor_cores", [True, False])
+def test_leaves_under_autocast(
+    tensor_cores: bool, sparse: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tensor cores E is cast once for all trees, and its gradient, with that of the root's
+    children, arrives in float32: those of a leaf block that is cast explicitly."""
+    head = make("trees, leaves, sparse")
+    head.nodes.sparse = sparse
+    assert len(head.layout.root_row)
+    embedding, target = head.output_embedding, draw_targets(30)
+    monkeypatch.setattr(tree_op, "has_tensor_cores", lambda _: tensor_cores)
+
+    def step() -> list[Tensor]:
+        head.zero_grad()
+        hidden = draw(30, D).requires_grad_()
+        with torch.autocast("cpu", dtype):
+            loss = head(hidden, target).loss
+        loss.backward()
+        grads = {name: p.grad for name, p in head.named_parameters()}
+        assert all(grad.dtype == torch.float32 for grad in grads.values())
+        assert embedding.grad.is_sparse == sparse
+        return [loss.detach(), hidden.grad, *(grad.to_dense() for grad in grads.values())]
+
+    with Seen(embedding.shape) as seen:
+        got = step()
+    assert seen.dtypes == 3 * [dtype if tensor_cores else torch.float32]
+    assert seen.casts == tensor_cores
+    if not tensor_cores:
+        return
+    plain = LeafBlock.target_log_prob
+
+    def explicit(block: LeafBlock, hidden: Tensor, *rest: Any) -> Tensor:
+        block = replace(block, weight=cast(block.weight, dtype), bias=cast(block.bias, dtype))
+        with torch.autocast("cpu", enabled=False):
+            return plain(block, hidden.to(dtype), *rest)
+
+    monkeypatch.setattr(LeafBlock, "target_log_prob", explicit)
+    for one, other in zip(got, step(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("subset", [None, 6])
+@pytest.mark.parametrize("autocast", [True, False])
+def test_root_logits_beyond_float16(
+    autocast: bool, subset: int | None, device: torch.device
+) -> None:
+    """Logits of 80,000, where float16 ends at 65,504: loss and gradients of float64."""
+    built = trees("huffman", 2, V)
+    head = TreeEnsemble(
+        D, V, built, frequencies=FREQUENCIES, gate="uniform", subset_size=subset, seed=1
+    ).to(device)
+    hidden = draw(20, D).to(device)
+    hidden[:, :] = hidden.half()
+    with torch.no_grad():
+        weight = head.nodes.root_weight
+        weight.copy_(draw(*weight.shape))
+        weight[..., 0] = 20.0
+        first = 0 if subset is None else head.layout.feature_index[:, 0].long()
+        hidden[:, first] = 4000.0
+        weight.copy_(weight.half())
+    target, found = draw_targets(20).to(device), []
+    for precise in (True, False):
+        one = copy.deepcopy(head).double() if precise else head
+        if not (precise or autocast):
+            one = one.half()
+        x = hidden.to(one.nodes.root_weight.dtype).requires_grad_()
+        with torch.autocast(device.type, torch.float16, enabled=autocast and not precise):
+            loss = one(x, target).loss
+        loss.backward()
+        weight = one.nodes.root_weight
+        assert weight.grad.dtype == weight.dtype
+        found.append([loss.detach(), x.grad, weight.grad[..., 1:], one.nodes.root_bias.grad])
+    for got, expected in zip(found[1], found[0], strict=True):
+        # Logits have a unit of 1/128 in float32.
+        error = (got.double() - expected).abs().max() / expected.abs().max()
+        assert error < 0.03

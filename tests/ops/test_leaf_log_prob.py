@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hstree.ops import leaf_log_prob
+from hstree.ops import leaf_log_prob, tree_op
 from ops.cases import (
     BLOCKS,
     CASES,
@@ -62,6 +62,29 @@ class TestLeaf(TreeOpSuite):
         first = [1 / 4, 3 / 4, 1 / 8, 2 / 8, 1.0, 5 / 8]
         second = [1.0, 3 / 10, 7 / 10, 1.0, 1.0, 1.0]
         torch.testing.assert_close(log_prob.exp().t().tolist(), [first, second])
+
+    @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_autocast_with_tensor_cores(
+        self,
+        sparse: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """All arguments take the dtype of autocast, and gradients that of the arguments: bit for
+        bit those of explicit casts."""
+        monkeypatch.setattr(tree_op, "has_tensor_cores", lambda _: True)
+        batch = LEAF.batch(USUAL, torch.float32).to(device)
+        with torch.autocast(device.type, dtype):
+            got = LEAF.gradients(batch, sparse)
+        assert [x.dtype for x in got] == 4 * [torch.float32]
+        assert [x.is_sparse for x in got] == [False, False, sparse, sparse]
+        low = replace(
+            batch, **{name: getattr(batch, name).to(dtype) for name in ("hidden", "weight", "bias")}
+        )
+        log_prob, *gradients = LEAF.gradients(low, sparse)
+        same_bits(got, [log_prob, *(x.float() for x in gradients)])
 
     def test_one_group_is_cross_entropy(self, device: torch.device) -> None:
         """Values and gradients of F.cross_entropy(F.linear(...)), once for each tree."""

@@ -393,8 +393,11 @@ class TreeOpSuite:
         same_bits([log_prob.detach() / 2, batch.weight.grad], [expected[0], expected[2]])
 
     @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-    def test_autocast(self, sparse: bool, device: torch.device) -> None:
+    def test_autocast(
+        self, sparse: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """hidden takes the weights' dtype; the weights stay as they are."""
+        monkeypatch.setattr(tree_op, "has_tensor_cores", lambda _: False)
         batch = self.op.batch(USUAL, torch.float32).to(device)
         low = batch.hidden.bfloat16().requires_grad_()
         batch.weight.requires_grad_()

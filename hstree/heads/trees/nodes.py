@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from hstree._numerics import batched_scores, is_cast, linear_scores, sum_dtype
+from hstree._numerics import batched_product, batched_scores, is_cast, linear_scores
 from hstree.heads.losses import tempered
 from hstree.heads.tables import fill
 from hstree.heads.trees.layout import BINARY, KINDS, LEAF, ROOT, WIDE, Layout, TreeLayout
@@ -154,7 +154,7 @@ class LeafBlock(Block):
         few = not torch.compiler.is_compiling() and len(hidden) <= FEW_CONTEXTS
         transposed = hidden.device.type == "cuda" or (few and not is_cast(self.weight))
         if transposed:
-            return torch.mm(self.weight, hidden.t()).t().to(sum_dtype(hidden.dtype))
+            return linear_scores(self.weight, hidden).t()
         return linear_scores(hidden, self.weight)
 
 
@@ -205,7 +205,7 @@ class RootBlock(Block):
         x, weight = tree_features(hidden.to(self.weight.dtype), index, n_trees), self.vectors()
         weight = weight.float() if is_cast(weight) else weight
         x, bias = x.to(weight.dtype), self.bias.to(weight.dtype)
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT).to(sum_dtype(x.dtype))
+        return batched_product(x, weight, bias.unsqueeze(1))
 
     def scores(self, x: Tensor) -> Tensor:
         layout, classes = self.layout, self.class_rows
