@@ -48,6 +48,7 @@ if SANITIZERS:
     OPTIMIZATION.append("-fno-sanitize=object-size,pointer-overflow,vptr")
 COMMON_FLAGS = [*OPTIMIZATION, "-fvisibility=hidden", "-Wall", "-Wextra"]
 # The C++ standard of the operators is the one torch passes for its own headers.
+COMPILER = "a C++20 compiler such as g++ 12 (torch 2.11: C++17)"
 OPERATOR_FLAGS = [*COMMON_FLAGS, f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"]
 CUDA_DEFINES = ["-DHSTREE_CUDA", "-DUSE_CUDA"]  # ours; that of torch's headers
 HOST_FLAGS = [*COMMON_FLAGS, "-std=c++17", "-ffp-contract=off"]
@@ -98,7 +99,7 @@ def check_compiler() -> str:
         fail(
             "there is no C++ compiler.",
             found=f"no program {compiler[0]!r} on PATH",
-            expected="a C++17 compiler such as g++ >= 9",
+            expected=COMPILER,
             command=install,
         )
     header = Path(sysconfig.get_path("include"), "Python.h")
@@ -114,7 +115,7 @@ def check_compiler() -> str:
         fail(
             "the C++ compiler does not run.",
             found=f"{' '.join(compiler)} --version: {(shown.stderr or 'no output').strip()}",
-            expected="a C++17 compiler such as g++ >= 9",
+            expected=COMPILER,
             command=install,
         )
     return shown.stdout.splitlines()[0]
