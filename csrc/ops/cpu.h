@@ -24,8 +24,9 @@ void cpu_call(StableIValue* stack, uint64_t arguments, uint64_t results) {
   } catch (const std::length_error&) {
     throw std::runtime_error(message);
   } catch (const std::runtime_error& error) {
-    // What fails in torch's allocator comes without its message through the stable ABI.
-    if (!std::strstr(error.what(), "API call failed")) throw;
+    // What fails in torch's allocator may come without its message through the stable ABI.
+    const bool has_message = std::strncmp(error.what(), "hstree:", 7) == 0;
+    if (has_message || !std::strstr(error.what(), "API call failed")) throw;
     throw std::runtime_error(message + " (" + error.what() + ")");
   }
 }

@@ -16,6 +16,10 @@
 #include "cpu/elements.h"
 #include "kernels/limits.h"
 
+// Text of the last error of torch in this thread; null in a torch before 2.13.
+extern "C" __attribute__((weak, visibility("default"))) const char*
+torch_exception_get_what_without_backtrace();
+
 namespace hstree {
 
 using torch::stable::Tensor;
@@ -84,17 +88,22 @@ inline Dtype accumulate_dtype(const Tensor& tensor) {
   return tensor.scalar_type() == Dtype::Double ? Dtype::Double : Dtype::Float;
 }
 
-// The result of allocate(), a new tensor. The stable ABI of torch 2.11 drops torch's message, and that of any version
-// its type.
+// The result of allocate(), a new tensor. Through the stable ABI an error of torch comes without its type, so that an
+// operator cannot raise torch.OutOfMemoryError, and before torch 2.13 without its text.
 template <typename F>
 Tensor allocated(const std::vector<int64_t>& size, Dtype dtype, const F& allocate) {
   try {
     return allocate();
   } catch (const std::runtime_error& error) {
+    const bool has_text = torch_exception_get_what_without_backtrace != nullptr;
+    const std::string text = has_text ? torch_exception_get_what_without_backtrace() : error.what();
+    const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
+    const bool earlier = says("CUDA error") && !says("out of memory");  // what a kernel left behind
     std::ostringstream shape;
     for (size_t d = 0; d < size.size(); ++d) shape << (d ? ", " : "") << size[d];
-    check(false, "hstree: not enough memory for a tensor of shape [", shape.str(), "] and dtype ",
-          torch::headeronly::toString(dtype), "; fewer rows at a time need less (torch: ", error.what(), ")");
+    check(false, "hstree: ", earlier ? "cannot allocate" : "not enough memory for", " a tensor of shape [",
+          shape.str(), "] and dtype ", torch::headeronly::toString(dtype),
+          earlier ? "" : "; fewer rows at a time need less", " (torch: ", text, ")");
     throw;
   }
 }

@@ -8,6 +8,7 @@ import pytest
 import torch
 from cuda_emu.library import EmulatedLibrary
 from reference.leaf_order import leaf_order_reference
+from torch.torch_version import TorchVersion
 
 from hstree.heads import TreeEnsemble
 from hstree.ops import leaf_order
@@ -80,6 +81,18 @@ def test_errors(device: torch.device) -> None:
     ):
         with pytest.raises(RuntimeError, match=match):
             PATH.operator(*batch.arguments(), bad)
+
+
+def test_error_of_the_allocator() -> None:
+    """The text of torch, which its stable ABI passes on from 2.13 on; 2**53 bytes fit nowhere."""
+    with pytest.raises(RuntimeError) as caught:
+        leaf_order(torch.full((2**20,), -1), torch.empty((2**30, 0), dtype=torch.int32))
+    expected = (
+        "hstree: not enough memory for a tensor of shape [1073741824, 1048576] and dtype Long;"
+    )
+    assert str(caught.value).startswith(expected)
+    has_text = TorchVersion(torch.__version__) >= "2.13"
+    assert ("can't allocate memory" in str(caught.value)) == has_text
 
 
 def test_values_out_of_range() -> None:
