@@ -199,10 +199,10 @@ def mark_targets(
     target = check_classes(name, target)
     ignored = target == check_ignore_index(ignore_index)
     if target.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed():
-        bad = (target < 0) | (target >= n_classes)
+        bad = target != target.clamp(0, n_classes - 1)
         return target.masked_fill(bad, n_classes).masked_fill(ignored, -1)
     if target.numel():
-        lowest, highest = target.masked_fill(ignored, 0).aminmax()
+        lowest, highest = (x.item() for x in target.masked_fill(ignored, 0).aminmax())
         if lowest < 0 or highest >= n_classes:
             bad = ((target < 0) | (target >= n_classes)) & ~ignored
             raise ValueError(

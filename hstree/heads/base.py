@@ -240,17 +240,17 @@ class Head(nn.Module, ABC):
     def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`target_log_prob`, and the loss after the head's reduction."""
         output = self.target_log_prob(hidden, target)
-        ignored = target == -1
         weight = self.target_weight(target, output.dtype)
         loss = -weight * output
         if self.label_smoothing:
-            mean = self.mean_loss(hidden, target, output).masked_fill(ignored, 0.0)
+            mean = self.mean_loss(hidden, target, output).masked_fill(target == -1, 0.0)
             loss = torch.lerp(loss, mean, self.label_smoothing)
         loss = self.reduced(loss, weight)
         if self.z_loss:
             log_normalizer = self.target_score(hidden, target) - output
-            square = log_normalizer.square().masked_fill(ignored, 0.0)
-            loss = loss + self.z_loss * self.reduced(square, (~ignored).to(output.dtype))
+            kept = target != -1
+            square = log_normalizer.square().masked_fill(~kept, 0.0)
+            loss = loss + self.z_loss * self.reduced(square, kept.to(output.dtype))
         return output, loss
 
     def target_weight(self, target: Tensor, dtype: torch.dtype) -> Tensor:

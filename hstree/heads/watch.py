@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 
 import numpy as np
@@ -23,8 +22,7 @@ class LossWatch:
     def __init__(self) -> None:
         self.batches = 0
         self.excess: Tensor | None = None
-        self.counts: Tensor | None = None
-        self.log_total = 0.0
+        self.log_share: Tensor | None = None
 
     @torch.no_grad()
     def __call__(
@@ -42,12 +40,11 @@ class LossWatch:
             return
         if output.is_cuda and torch.cuda.is_current_stream_capturing():
             return
-        if self.counts is None or self.counts.device != output.device:
-            self.counts = torch.from_numpy(frequencies).to(output.device)  # no copy on the CPU
-            self.log_total = math.log(frequencies.sum())
-        kept = target >= 0
-        of_share = self.counts[target.clamp(0, len(frequencies) - 1)].log() - self.log_total
-        excess = (of_share - output).masked_fill(~kept, 0.0).sum() / kept.sum().clamp(min=1)
+        if self.log_share is None or self.log_share.device != output.device:
+            # The marks V and -1 are places of the table too. A row with -1 has the output 0.
+            log_share = np.append(np.log(frequencies / frequencies.sum()), [0.0, 0.0])
+            self.log_share = torch.from_numpy(log_share).to(output.device)
+        excess = (self.log_share[target] - output).sum() / (target >= 0).sum().clamp(min=1)
         self.excess = excess if self.excess is None else self.excess + excess
         self.batches += 1
         if self.batches % BATCHES == 0:
@@ -55,7 +52,7 @@ class LossWatch:
             if not mean <= MARGIN:  # nan too
                 self._warn(head, mean)
             if self.batches == BATCHES * WINDOWS:
-                self.counts = None
+                self.log_share = None
 
     def _warn(self, head: str, excess: float) -> None:
         self.batches = BATCHES * WINDOWS

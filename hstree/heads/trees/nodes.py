@@ -175,13 +175,14 @@ class RootBlock(Block):
     def target_log_prob(self, hidden: Tensor, target: Tensor, order: Tensor | None) -> Tensor:
         # The marks are indices too: an ignored row, -1, gets child -1, and V a child that does not
         # exist.
-        child = self.layout.root_child[:, target].long()
         if self.layout.feature_index is not None:
+            child = self.layout.root_child[:, target].long()
             logits = self.logits(hidden).flatten(0, 1)
             return target_log_softmax(logits, child.flatten()).view_as(child).t()
         # Row n T + t: the scores of all roots are one product, whose rows are the contexts.
+        child = self.layout.root_child.t()[target].long()
         logits = self._scores(hidden).view(-1, self.weight.shape[1])
-        return target_log_softmax(logits, child.t().flatten()).view(-1, len(child))
+        return target_log_softmax(logits, child.flatten()).view_as(child)
 
     def candidate_log_prob(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
         """log P(child that holds each candidate), [N, K, T]: hidden [N, D], candidates [N, K] from

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from heads.support import (
     FREQUENCIES,
@@ -224,6 +225,33 @@ def test_ignored_rows_have_exact_zeros(n_trees: int, subset: int | None) -> None
     assert not output[::3].any()
     assert not hidden.grad[::3].any()
     assert hidden.grad[1::3].abs().sum(1).min() > 0
+
+
+class Calls(TorchDispatchMode):
+    """Counts the calls of operators that do work: on a GPU each launches a kernel or more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += not func.is_view and "empty" not in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_calls_of_a_step() -> None:
+    """Of four trees with shared leaves; docs/gpu.md states the numbers."""
+    head = TreeEnsemble.from_counts(D, 10_000 / torch.arange(1, 2001), root=32)
+    hidden, target, found = draw(100, D).requires_grad_(), torch.arange(100), []
+    for head._watch.batches in (0, 1000):  # the loss is watched in the first 1,000 batches
+        head.zero_grad()
+        hidden.grad = None
+        with Calls() as forward:
+            loss = head(hidden, target).loss
+        with Calls() as backward:
+            loss.backward()
+        found += [forward.number, backward.number]
+    assert all(np.less_equal(found, [45, 22, 38, 22])), found
 
 
 @pytest.mark.parametrize("subset", [None, 4])
