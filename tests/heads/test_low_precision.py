@@ -266,6 +266,18 @@ def test_leaves_under_autocast(
         assert torch.equal(one, other)
 
 
+def test_low_temperature_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contexts divided by it would be infinite in float16."""
+    monkeypatch.setattr(tree_op, "has_tensor_cores", lambda _: True)
+    head, classes = make("trees, leaves, sparse"), torch.arange(V).expand(4, -1)
+    monkeypatch.setattr(
+        "hstree.heads.trees.ensemble.choose_way", lambda *_: ways.composed_candidates
+    )
+    with torch.autocast("cpu", torch.float16):
+        log_prob = head.candidate_log_prob(draw(4, D), classes, temperature=1e-6)
+    assert not log_prob.isnan().any()
+
+
 @pytest.mark.parametrize("subset", [None, 6])
 @pytest.mark.parametrize("autocast", [True, False])
 def test_root_logits_beyond_float16(

@@ -4,13 +4,14 @@ probable classes, draws, and the log-probabilities of candidates."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from hstree._numerics import is_low, is_transformed, log_sum_exp, sum_dtype
+from hstree._numerics import is_low, is_transformed, log_sum_exp, no_autocast, sum_dtype
 from hstree.heads.losses import mask_candidates
 from hstree.heads.trees.layout import BINARY, KINDS, LEAF, WIDE, Layout
 from hstree.heads.trees.nodes import Block, LeafBlock, RootBlock, to_dtype_of, tree_features
@@ -372,7 +373,12 @@ def composed_candidates(
         contexts, below = tempered_blocks(to_dtype_of(below, hidden), below, temperature)
         contexts = contexts.repeat_interleave(n_candidates, 0)
         order = leaf_order(flat, layout.leaf_position) if len(below) > 1 else None
-        parts = [block.target_log_prob(contexts, flat, order) for block in below]
+        # The quotients stay in float32 under autocast too.
+        exact: AbstractContextManager[object] = (
+            nullcontext() if temperature == 1.0 else no_autocast(hidden.device)
+        )
+        with exact:
+            parts = [block.target_log_prob(contexts, flat, order) for block in below]
         of_trees = sum(parts[1:], parts[0])
         log_prob = log_prob + of_trees.view(n_rows, n_candidates, layout.n_trees)
     for block in blocks:
