@@ -123,8 +123,7 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
 #ifdef __CUDACC__
   kernel<<<grid, block, shared_bytes, stream>>>(Parameters(arguments)...);
 #else
-  (void)stream;
-  emu::launch(kernel, grid, block, shared_bytes, Parameters(arguments)...);
+  emu::launch(kernel, grid, block, shared_bytes, stream, Parameters(arguments)...);
 #endif
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) {

@@ -8,9 +8,10 @@ namespace {
 constexpr int leaf_threads = 128;
 
 // count of leaf_count. Reads leaf_class once for each node that the batch visits: O(N T + visited rows).
-// Threads may store the same 1; deterministic. One warp for each (tree, place).
+// Threads may store the same 1 (volatile: a relaxed atomic store of PTX); deterministic. One warp for each (tree,
+// place).
 __global__ void __launch_bounds__(leaf_threads)
-    leaf_count_kernel(Tables tables, LeafOrder leaf_order, int32_t* count) {
+    leaf_count_kernel(Tables tables, LeafOrder leaf_order, volatile int32_t* count) {
   const int64_t i = (int64_t(blockIdx.x) * leaf_threads + threadIdx.x) / 32;
   if (i >= tables.trees * tables.rows || leaf_order.length[i] <= leaf_order.shared[i]) return;
   const int tree = static_cast<int>(i / tables.rows);

@@ -47,30 +47,32 @@ __device__ __forceinline__ int32_t entry_node(const Tables& tables, int64_t entr
 
 // tree_valid[t] = all(0 <= feature_index[t] < D and feature_index[t] increases strictly), valid_in_blocks if
 // also S is a multiple of 8 and feature 8 i + k of the subset is feature 8 j + k of hidden, k < 8.
-// feature_index [T, S] int32 -> tree_valid [T] int32. O(T S); no atomics; deterministic. One block for each tree.
+// feature_index [T, S] int32 -> tree_valid [T] int32. O(T S). Atomics for minima of integers: deterministic. One block
+// for each tree.
 __global__ void __launch_bounds__(block_threads) check_features_kernel(Tables tables, int32_t* tree_valid) {
   constexpr int block = 8;
-  __shared__ bool valid, in_blocks;
+  __shared__ int32_t least;
   const int tree = blockIdx.x;
   const int32_t* index =
       tables.feature_index == nullptr ? nullptr : tables.feature_index + tree * tables.features;
-  if (threadIdx.x == 0) {
-    valid = true;
-    in_blocks = tables.features % block == 0;
-  }
+  int32_t valid = tables.features % block == 0 ? valid_in_blocks : 1;
+  if (threadIdx.x == 0) least = valid;
   __syncthreads();
   for (int64_t i = threadIdx.x; index != nullptr && i < tables.features; i += block_threads) {
     const int64_t own = index[i], before = i > 0 ? index[i - 1] : -1;
-    if (own <= before || own >= tables.in_features) valid = false;
-    if (i % block == 0 ? own % block != 0 : own - 1 != before) in_blocks = false;
+    if (valid > 1 && (i % block == 0 ? own % block != 0 : own - 1 != before)) valid = 1;
+    if (own <= before || own >= tables.in_features) valid = 0;
   }
+  atomicMin(&least, valid);
   __syncthreads();
-  if (threadIdx.x == 0) tree_valid[tree] = !valid ? 0 : in_blocks ? valid_in_blocks : 1;
+  if (threadIdx.x == 0) tree_valid[tree] = least;
 }
 
 // tree_valid[t] = 0 if leaf_class[t] has an entry outside [0, V). leaf_class [T, V] int32 -> tree_valid [T]
-// int32. O(T V). Threads may store the same 0; deterministic. One thread for each (tree, row).
-__global__ void __launch_bounds__(block_threads) check_classes_kernel(Tables tables, int32_t* tree_valid) {
+// int32. O(T V). Threads may store the same 0 (volatile: a relaxed atomic store of PTX); deterministic. One thread for
+// each (tree, row).
+__global__ void __launch_bounds__(block_threads)
+    check_classes_kernel(Tables tables, volatile int32_t* tree_valid) {
   const int64_t i = int64_t(blockIdx.x) * block_threads + threadIdx.x;
   if (i >= tables.trees * tables.classes) return;
   const int32_t own = tables.leaf_class[i];
@@ -92,9 +94,10 @@ __global__ void __launch_bounds__(block_threads) leaf_key_kernel(Tables tables, 
 }
 
 // tree_valid[t] = 0 if the path of a row's target is invalid. Reads every path entry of every row once: O(N T
-// L). Safe for any values in the tables: reads nothing outside them. Threads may store the same 0;
+// L). Safe for any values in the tables: reads nothing outside them. Threads may store the same 0 (volatile);
 // deterministic. One thread for each (tree, row).
-__global__ void __launch_bounds__(block_threads) check_paths_kernel(Tables tables, int32_t* tree_valid) {
+__global__ void __launch_bounds__(block_threads)
+    check_paths_kernel(Tables tables, volatile int32_t* tree_valid) {
   const int64_t i = int64_t(blockIdx.x) * block_threads + threadIdx.x;
   if (i >= tables.trees * tables.rows) return;
   const int tree = static_cast<int>(i / tables.rows);

@@ -1,19 +1,20 @@
 // Runs CUDA kernels on the CPU, so that their tests need neither a GPU nor a CUDA toolkit.
 //
-//   g++ -std=c++17 -fPIC -shared -fno-strict-aliasing -fno-gnu-unique -fsanitize=alignment -x c++
-//       -include cuda_emu.h kernel.cu -o kernel.so
+//   g++ -std=c++17 -fPIC -c -g1 -fno-strict-aliasing -fno-gnu-unique -fsanitize=alignment,thread -x c++
+//       -include cuda_emu.h kernel.cu
+//   g++ -shared kernel.o races.o -o kernel.so
 //
-// (two commands, so that the sanitizer's own library is not linked: this header has what it calls.)
+// (without the sanitizers' own libraries: this header and races.cpp have what they would.)
 // Each CUDA thread is a fiber; the blocks of a grid run one after another on one CPU thread. Barriers,
 // shuffles and votes are rendezvous, atomics are plain. A launch throws std::runtime_error when threads wait
-// at different barriers or for a thread that has ended, when a shuffle reads a lane outside its mask, and at a
-// misaligned access; it leaves an error, as CUDA does, when it exceeds a limit of the hardware: in the shape of
-// the grid and its blocks, in shared memory, static and dynamic together.
+// at different barriers or for a thread that has ended, when a shuffle reads a lane outside its mask; at a
+// misaligned access; when it is not on torch's current stream within a device guard; and, where they
+// are watched, at a race (races.h). It leaves an error, as CUDA does, when it exceeds a limit of the hardware: in the
+// shape of the grid and its blocks, in shared memory, static and dynamic together.
 // Which thread and which block goes first follows emu::order. Shared memory starts as NaN; dynamic memory is
 // exactly as long as asked for, so that AddressSanitizer sees each access beyond it. Asynchronous copies land as
-// late as they may. What it cannot show: races between threads in one order only (use several orders), memory
-// coherence, inline PTX, cooperative groups, what __launch_bounds__ and the registers of a kernel forbid (every
-// kernel has the bounds: tools/check_cuda.py).
+// late as they may. What it cannot show: memory fences, inline PTX, cooperative groups, what __launch_bounds__ and
+// the registers of a kernel forbid (every kernel has the bounds: tools/check_cuda.py).
 #pragma once
 
 #include <ucontext.h>
@@ -38,6 +39,7 @@
 #endif
 
 #include "kernel_attributes.h"
+#include "races.h"
 
 #define HSTREE_CUDA_EMULATION 1
 #define __device__
@@ -120,10 +122,14 @@ struct cudaFuncAttributes {
 
 namespace emu {
 
-// Bytes of shared memory that a block can have where it asks for them: 227 KiB for compute capability 9.0,
-// 163 for 8.0, 99 for 8.6 and 8.9.
-inline size_t shared_limit = 227 << 10;
+// Bytes of shared memory that a block can have where it asks for them: 227 KiB for compute capability 9.0 and 10.0,
+// 163 for 8.0, 99 for 8.6, 8.9 and 12.0.
+inline size_t shared_limit = 99 << 10;
 constexpr size_t shared_default = 48 << 10;
+
+// Kernels are launched on torch's current stream, while a guard has made its device the current one.
+inline char current_stream;
+inline int device_guards = 0;
 
 inline cudaError_t last_error = cudaSuccess;
 inline std::string error_detail;
@@ -234,7 +240,7 @@ inline unsigned lane() {
   return machine.current % 32;
 }
 
-#define HSTREE_SWITCH __attribute__((noinline, no_sanitize("address", "undefined"))) inline
+#define HSTREE_SWITCH __attribute__((noinline, no_sanitize("address", "thread", "undefined"))) inline
 
 HSTREE_SWITCH void jump(Context& context) {
   __builtin_longjmp(context, 1);
@@ -264,17 +270,23 @@ HSTREE_SWITCH void yield() {
   after_switch(fiber.fake_stack, &machine.scheduler_stack, &machine.scheduler_stack_bytes);
 }
 
+inline std::string thread_name(uint3 block, unsigned thread) {
+  return "block (" + std::to_string(block.x) + ", " + std::to_string(block.y) + ", " +
+         std::to_string(block.z) + "), thread " + std::to_string(thread);
+}
+
 inline void fail(const std::string& what) {  // called on a fiber, which never runs again
-  if (machine.error.empty())
-    machine.error = "block (" + std::to_string(blockIdx.x) + ", " + std::to_string(blockIdx.y) + ", " +
-                    std::to_string(blockIdx.z) + "), thread " + std::to_string(machine.current) + ": " + what;
+  const Unwatched unwatched;
+  if (machine.error.empty()) machine.error = thread_name(blockIdx, machine.current) + ": " + what;
   for (;;) yield();
 }
 
 inline void fiber_main() {
   after_switch(nullptr, &machine.scheduler_stack, &machine.scheduler_stack_bytes);
   for (;;) {
+    races.watch(true);
     machine.call(machine.argument);
+    races.watch(false);
     Fiber& fiber = *machine.fibers[machine.current];
     if (!fiber.copies.empty()) fail("ended with asynchronous copies under way");
     fiber.state = State::done;
@@ -285,7 +297,9 @@ inline void fiber_main() {
 HSTREE_SWITCH void resume(unsigned thread) {
   Machine& m = machine;
   Fiber& fiber = *m.fibers[thread];
-  m.current = thread;
+  m.current = races.thread = thread;
+  races.stack = fiber.stack.get();
+  races.stack_bytes = Machine::stack_bytes;
   threadIdx = {thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / (blockDim.x * blockDim.y)};
   before_switch(&m.scheduler_fake_stack, fiber.stack.get(), Machine::stack_bytes);
   if (__builtin_setjmp(m.scheduler) == 0) {
@@ -302,6 +316,7 @@ HSTREE_SWITCH void resume(unsigned thread) {
 }
 
 inline void wait_block(int line) {
+  const Unwatched unwatched;
   Fiber& fiber = *machine.fibers[machine.current];
   fiber.state = State::block;
   fiber.line = line;
@@ -310,6 +325,7 @@ inline void wait_block(int line) {
 
 // source: lane whose value to return, or -1 for the ballot of the values.
 inline uint64_t wait_warp(unsigned mask, uint64_t value, int source, int line) {
+  const Unwatched unwatched;
   Fiber& fiber = *machine.fibers[machine.current];
   if (!(mask >> lane() & 1u)) fail("a lane outside the mask at line " + std::to_string(line));
   if (source >= 0 && !(mask >> source & 1u))
@@ -435,9 +451,33 @@ inline std::string refusal(const KernelAttributes& kernel, dim3 grid, dim3 block
   return "";
 }
 
+inline bool is_shared(const void* address, size_t bytes) {
+  const auto in = [&](const unsigned char* begin, size_t size) {
+    const auto offset = reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(begin);
+    return offset <= size && bytes <= size - offset;
+  };
+  if (in(machine.shared, machine.shared_bytes)) return true;
+  const auto& variables = machine.kernel->shared;
+  return std::any_of(variables.begin(), variables.end(),
+                     [&](const SharedVariable& variable) { return in(variable.address, variable.bytes); });
+}
+
+inline uint3 block_at(uint64_t index) {
+  return {unsigned(index % gridDim.x), unsigned(index / gridDim.x % gridDim.y),
+          unsigned(index / gridDim.x / gridDim.y)};
+}
+
+inline void fail_race(const Race& race) {
+  fail("race in " + machine.kernel->name + " on " + (is_shared(race.address, 1) ? "shared" : "global") +
+       " memory: " + race.text + "; the other is " +
+       thread_name(block_at(race.before.block), race.before.thread));
+}
+
 template <typename... Parameters, typename... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, const void* stream,
             Arguments... arguments) {
+  if (stream != &current_stream) throw std::runtime_error("emulated launch: not on torch's current stream");
+  if (device_guards == 0) throw std::runtime_error("emulated launch: outside a device guard");
   Machine& m = machine;
   m.kernel = &kernel_attributes(reinterpret_cast<const void*>(kernel));
   const size_t dynamic_limit = take_dynamic_limit(*m.kernel);
@@ -469,12 +509,17 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
   m.shared = static_cast<unsigned char*>(::operator new(shared_bytes, std::align_val_t(16)));
   m.shared_bytes = shared_bytes;
   m.running = true;
+  races.found = fail_race;
+  races.begin_launch(m.kernel->name);
   for (uint64_t index : blocks) {
-    blockIdx = {unsigned(index % grid.x), unsigned(index / grid.x % grid.y),
-                unsigned(index / grid.x / grid.y)};
-    std::memset(m.shared, 0xff, shared_bytes);
-    for (const SharedVariable& variable : m.kernel->shared)
-      std::memset(variable.address, 0xff, variable.bytes);
+    blockIdx = block_at(index);
+    races.begin_block(index);
+    const auto renew = [](unsigned char* address, size_t bytes) {
+      std::memset(address, 0xff, bytes);
+      races.forget(address, bytes);
+    };
+    renew(m.shared, shared_bytes);
+    for (const SharedVariable& variable : m.kernel->shared) renew(variable.address, variable.bytes);
     run_block(random);
     if (!m.error.empty()) break;
   }
@@ -505,6 +550,7 @@ T shuffle(unsigned mask, T value, int source, int line) {
 template <typename ToFloat>
 void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], ToFloat to_float,
          int line = __builtin_LINE()) {
+  const Unwatched unwatched;
   struct Operands {
     const uint32_t *a, *b;
   } const own = {a, b};
@@ -531,19 +577,9 @@ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], ToFloat 
 // or ends before it has waited, fails.
 constexpr unsigned char async_poison = 0xff;
 
-inline bool is_shared(const void* address, size_t bytes) {
-  const auto in = [&](const unsigned char* begin, size_t size) {
-    const auto offset = reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(begin);
-    return offset <= size && bytes <= size - offset;
-  };
-  if (in(machine.shared, machine.shared_bytes)) return true;
-  const auto& variables = machine.kernel->shared;
-  return std::any_of(variables.begin(), variables.end(),
-                     [&](const SharedVariable& variable) { return in(variable.address, variable.bytes); });
-}
-
 template <size_t Bytes>
 void async_copy(void* shared, const void* global, bool copy) {
+  const Unwatched unwatched;
   if (reinterpret_cast<uintptr_t>(shared) % Bytes != 0 || reinterpret_cast<uintptr_t>(global) % Bytes != 0)
     fail("misaligned asynchronous copy of " + std::to_string(Bytes) + " bytes");
   if (!is_shared(shared, Bytes)) fail("asynchronous copy to what is not shared memory");
@@ -552,14 +588,18 @@ void async_copy(void* shared, const void* global, bool copy) {
   AsyncCopy issued = {static_cast<unsigned char*>(shared), global, Bytes, fiber.group, !copy, {}};
   std::memcpy(issued.source, global, Bytes);
   std::memset(shared, async_poison, Bytes);
+  races.record(shared, Bytes, Access::write);
+  if (copy) races.record(global, Bytes, Access::read);
   fiber.copies.push_back(issued);
 }
 
 inline void async_copy_commit() {
+  const Unwatched unwatched;
   ++machine.fibers[machine.current]->group;
 }
 
 inline void async_copy_wait(size_t pending) {
+  const Unwatched unwatched;
   Fiber& fiber = *machine.fibers[machine.current];
   size_t landed = 0;  // copies are in the order of their groups
   for (; landed < fiber.copies.size(); ++landed) {
@@ -570,6 +610,7 @@ inline void async_copy_wait(size_t pending) {
         fail("shared memory was written while an asynchronous copy to it was under way");
     if (std::memcmp(copy.source, copy.global, copy.bytes) != 0)
       fail("the source of an asynchronous copy was written while it was under way");
+    races.record(copy.shared, copy.bytes, Access::write);
     if (copy.zero) {
       std::memset(copy.shared, 0, copy.bytes);
     } else {
@@ -615,11 +656,13 @@ extern "C" __attribute__((weak, visibility("hidden"))) void __ubsan_handle_type_
 // ------------------------------------------------------------------------------------------
 #define HSTREE_LINE int line = __builtin_LINE()
 
-inline void __syncthreads(HSTREE_LINE) {
+inline void __syncthreads(HSTREE_LINE, const char* file = __builtin_FILE()) {
   emu::wait_block(line);
+  emu::races.pass_barrier(true, file, line);
 }
-inline void __syncwarp(unsigned mask = 0xffffffffu, HSTREE_LINE) {
+inline void __syncwarp(unsigned mask = 0xffffffffu, HSTREE_LINE, const char* file = __builtin_FILE()) {
   emu::wait_warp(mask, 0, -1, line);
+  if (mask == 0xffffffffu) emu::races.pass_barrier(false, file, line);
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate, HSTREE_LINE) {
   return unsigned(emu::wait_warp(mask, predicate != 0, -1, line));
@@ -658,19 +701,25 @@ T __ldg(const T* address) {
 }
 template <typename T>
 T atomicAdd(T* address, T value) {
+  const emu::Unwatched unwatched;
+  emu::races.record(address, sizeof(T), emu::Access::atomic);
   const T old = *address;
   *address = old + value;
   return old;
 }
 template <typename T>
 T atomicMax(T* address, T value) {
+  const emu::Unwatched unwatched;
+  emu::races.record(address, sizeof(T), emu::Access::atomic);
   const T old = *address;
   *address = std::max(old, value);
   return old;
 }
 template <typename T>
-T atomicCAS(T* address, T compare, T value) {
+T atomicMin(T* address, T value) {
+  const emu::Unwatched unwatched;
+  emu::races.record(address, sizeof(T), emu::Access::atomic);
   const T old = *address;
-  if (old == compare) *address = value;
+  *address = std::min(old, value);
   return old;
 }

@@ -148,6 +148,30 @@ __global__ void __launch_bounds__(1024) any_shape(const float* input, float* out
   if (values[(threadIdx.x + 1) % 256] == 1) *output = 1;
 }
 
+// What neighbors tell each other in memory, with or without what orders it.
+enum Between { block_barrier, warp_barrier, shuffle, nothing };
+template <Between between>
+__global__ void __launch_bounds__(64) told(const float* input, float* output) {
+  float* memory = between == block_barrier ? output + 64 : reinterpret_cast<float*>(HSTREE_SHARED_MEMORY);
+  memory[threadIdx.x] = input[threadIdx.x];
+  if (between == block_barrier) __syncthreads();
+  if (between == warp_barrier) __syncwarp();
+  if (between == shuffle) __shfl_xor_sync(0xffffffffu, input[0], 1);
+  output[threadIdx.x] = memory[threadIdx.x ^ 1];
+}
+// Of all threads in one place; the first stores what it starts from, if it does, before a barrier or not.
+enum Start { none_stored, stored, stored_without_barrier };
+template <Start start>
+__global__ void __launch_bounds__(64) counted(const float*, float* output) {
+  if (start != none_stored && threadIdx.x == 0) output[0] = 0;
+  if (start == stored) __syncthreads();
+  atomicAdd(output, 1.0f);
+}
+template <typename Flag>
+__global__ void __launch_bounds__(64) flagged(const float*, float* output) {
+  *reinterpret_cast<Flag*>(output) = 1;
+}
+
 using Kernel = void (*)(const float*, float*);
 const std::map<std::string, Kernel> kernels = {
     {"block_sum", block_sum<true>},
@@ -180,42 +204,34 @@ const std::map<std::string, Kernel> kernels = {
     {"much_static", much_static},
     {"any_shape", any_shape},
     {"zeros_from_outside", zeros_from_outside},
+    {"told_past_a_block_barrier", told<block_barrier>},
+    {"told_past_a_warp_barrier", told<warp_barrier>},
+    {"told_past_a_shuffle", told<shuffle>},
+    {"told_past_nothing", told<nothing>},
+    {"counted", counted<none_stored>},
+    {"counted_from_0", counted<stored>},
+    {"counted_from_0_without_barrier", counted<stored_without_barrier>},
+    {"flagged", flagged<float>},
+    {"flagged_volatile", flagged<volatile float>},
 };
 
 }  // namespace
 
 #pragma GCC visibility push(default)
 extern "C" {
-void set_order(int order, unsigned seed) {
-  emu::order = static_cast<emu::Order>(order);
-  emu::seed = seed;
-}
-void set_shared_limit(size_t bytes) {
-  emu::shared_limit = bytes;
-}
 const char* run(const char* name, const unsigned* grid, const unsigned* block, size_t shared_bytes,
-                const float* input, float* output) {
+                const float* input, float* output, bool on_stream, bool guarded) {
   static std::string error;
+  const auto stream = on_stream ? reinterpret_cast<cudaStream_t>(&emu::current_stream) : nullptr;
+  emu::device_guards = guarded;
   try {
     hstree::launch(kernels.at(name), dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]),
-                   shared_bytes, nullptr, input, output);
+                   shared_bytes, stream, input, output);
   } catch (const std::exception& caught) {
     error = caught.what();
     return error.c_str();
   }
   return "";
-}
-float half_to_float(uint16_t bits) {
-  return __half2float({bits});
-}
-float bfloat16_to_float(uint16_t bits) {
-  return __bfloat162float({bits});
-}
-uint16_t float_to_half(float value) {
-  return __float2half_rn(value).bits;
-}
-uint16_t float_to_bfloat16(float value) {
-  return __float2bfloat16_rn(value).bits;
 }
 }
 #pragma GCC visibility pop

@@ -25,10 +25,11 @@ from hstree.ops import tree_op
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 HERE = Path(__file__).resolve().parent
-# The checks of alignment call what cuda_emu.h has in place of the sanitizer's library.
-ALIGNMENT = ("-fsanitize=alignment",)
+# What this calls is in cuda_emu.h and races.cpp, in place of the sanitizers' libraries.
+TSAN = ("instrument-func-entry-exit=0", "distinguish-volatile=1")
+CHECKED = ("-fsanitize=alignment,thread", *(f"--param=tsan-{each}" for each in TSAN), "-g1")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1")
-ORDERS = (("ascending", 0), ("descending", 0), ("shuffled", 1), ("shuffled", 2))
+ORDERS = (("ascending", 0), ("descending", 0), ("shuffled", 1))
 CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 
 
@@ -41,11 +42,10 @@ def run(command: list[str]) -> None:
 def compile_library(
     folder: Path,
     sources: list[Path],
-    options: tuple[str, ...] = ALIGNMENT,
+    options: tuple[str, ...] = CHECKED,
     link: tuple[str, ...] = (),
 ) -> Path:
-    """Compiles sources with g++ into one shared library; .cu files and those next to the emulator
-    see it."""
+    """Compiles sources with g++ into one shared library; .cu files see the emulator."""
     common = ["g++", "-std=c++17", "-O1", "-fPIC", "-fno-gnu-unique", "-fvisibility=hidden"]
     common += ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-attributes"]
     common += ["-DHSTREE_CUDA", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
@@ -54,23 +54,22 @@ def compile_library(
 
     def compile_one(source: Path) -> str:
         target = folder / f"{source.stem}.{source.suffix[1:]}.o"
-        sees = source.suffix == ".cu" or source.parent == HERE
-        more = [*options, *emulated] if sees else []
+        more = [*options, *emulated] if source.suffix == ".cu" else []
         run([*common, *more, "-c", str(source), "-o", str(target)])
         return str(target)
 
     with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compile_one, sources))
+        objects = list(pool.map(compile_one, [*sources, HERE / "races.cpp"]))
     library = folder / "emulated.so"
-    runtime = () if options == ALIGNMENT else options
+    runtime = () if options == CHECKED else options
     run(["g++", "-shared", *runtime, *objects, *link, "-o", str(library)])
     return library
 
 
-def compile_operators(folder: Path, options: tuple[str, ...] = ALIGNMENT) -> Path:
+def compile_operators(folder: Path, options: tuple[str, ...] = CHECKED) -> Path:
     """Compiles what a CUDA build adds to the operators, and the argument checks that it calls."""
     ops = CSRC / "ops"
-    sources = [*(CSRC / "kernels").glob("*.cu"), HERE / "runtime.cpp"]
+    sources = [*(CSRC / "kernels").glob("*.cu"), HERE / "runtime.cu"]
     sources += [*ops.glob("*_cuda.cpp"), *ops.glob("*_arguments.cpp")]
     libraries = Path(torch.__file__).parent / "lib"
     link = (f"-L{libraries}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}")
@@ -83,14 +82,32 @@ class EmulatedLibrary:
     def __init__(self, library: Path) -> None:
         torch.ops.load_library(str(library))
         self.library = ctypes.CDLL(str(library))
+        self.library.emu_seen.restype = ctypes.c_char_p
         # A kernel in Python for every device serves CUDA where there is no other.
         keys = ("CUDA", "CompositeExplicitAutograd")
         names = map(torch._C._dispatch_get_registrations_for_dispatch_key, keys)
         self.operators = [name for name in chain(*names) if name.startswith("hstree::")]
 
     def set_order(self, order: str, seed: int) -> None:
-        """Which thread and block goes first from now on."""
+        """Which thread and block goes first from now on; at first the first of ORDERS."""
         self.library.emu_order(("ascending", "descending", "shuffled").index(order), seed)
+
+    def set_shared_limit(self, kib: int = 99) -> None:
+        """Largest shared memory of a block from now on; 99 KiB at first, the least of a device."""
+        self.library.emu_shared_limit(ctypes.c_size_t(kib << 10))
+
+    @contextmanager
+    def watching_races(self, unordered: str = "") -> Iterator[set[str]]:
+        """A launch fails at a race while the context lasts, which takes four times as long.
+        unordered: FILE:LINE of a barrier that is taken for none. Gives the names of the kernels,
+        mangled, and FILE:LINE of the barriers that ran, at the end of the context."""
+        seen = set[str]()
+        self.library.emu_races(True, unordered.encode())
+        try:
+            yield seen
+        finally:
+            self.library.emu_races(False, b"")
+            seen.update(self.library.emu_seen().decode().split())
 
     @contextmanager
     def on_cpu_tensors(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from ops.cases import filled_memory
 @pytest.fixture
 def library(emulated: EmulatedLibrary) -> Iterator[EmulatedLibrary]:
     """The CUDA operators for CPU tensors, in ascending order of threads and blocks at first."""
-    emulated.set_order(*ORDERS[0])
     with emulated.on_cpu_tensors(), filled_memory():
         yield emulated
     emulated.set_order(*ORDERS[0])
+    emulated.set_shared_limit()

@@ -20,9 +20,10 @@ def bits(tensors: Iterable[Tensor]) -> list[bytes]:
 
 
 def check_every_order(library: EmulatedLibrary, compute: Callable[[], Iterable[Tensor]]) -> None:
-    """The same bits, whichever thread and block goes first."""
-    results = []
-    for order in ORDERS:
+    """The same bits, whichever thread and block goes first, and no race."""
+    with library.watching_races():
+        results = [bits(compute())]
+    for order in ORDERS[1:]:
         library.set_order(*order)
         results.append(bits(compute()))
     assert all(result == results[0] for result in results[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,9 @@ import torch
 from cuda_emu.library import HERE, ORDERS, ROOT, SANITIZE, compile_library, compile_operators
 
 pytestmark = pytest.mark.slow  # the kernels are compiled first, for a minute
+
+
+FAULTS = [HERE / "faults.cu", HERE / "runtime.cu"]
 
 
 class Faults:
@@ -32,16 +36,20 @@ class Faults:
         block: tuple[int, int, int] = (64, 1, 1),
         shared_bytes: int = 64 * 4,
         shared_limit: int = 227 << 10,
+        races: bool = False,
+        on_stream: bool = True,
+        guarded: bool = True,
     ) -> str:
         """The message of the launch that failed, or nothing."""
-        self.library.set_order(("ascending", "descending", "shuffled").index(order[0]), order[1])
+        self.library.emu_order(("ascending", "descending", "shuffled").index(order[0]), order[1])
+        self.library.emu_races(races, b"")
         self.input[:] = np.arange(64)
         self.output[:] = 0
         pointers = (ctypes.c_void_p(array.ctypes.data) for array in (self.input, self.output))
-        self.library.set_shared_limit(ctypes.c_size_t(shared_limit))
+        self.library.emu_shared_limit(ctypes.c_size_t(shared_limit))
         shape = ((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block))
         message: bytes = self.library.run(
-            name.encode(), *shape, ctypes.c_size_t(shared_bytes), *pointers
+            name.encode(), *shape, ctypes.c_size_t(shared_bytes), *pointers, on_stream, guarded
         )
         return message.decode()
 
@@ -49,7 +57,7 @@ class Faults:
 @pytest.fixture(scope="module")
 def faults(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Faults:
     folder = tmp_path_factory.mktemp("faults")
-    return Faults(compile_library(folder, [HERE / "faults.cu"]))
+    return Faults(compile_library(folder, FAULTS))
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
@@ -164,26 +172,60 @@ def test_asynchronous_copies_land_no_earlier(faults: Faults, order: tuple[str, i
     assert faults.run("two_groups_wait_1", order, shared_bytes=512) == ""
     np.testing.assert_array_equal(faults.output[:64], np.arange(64))
     assert np.isnan(faults.output[64:]).all()
-    assert faults.run("reverse_without_barrier", order) == ""
-    assert np.isnan(faults.output[:64]).any()
 
 
-def test_missing_barrier_shows_in_some_order(faults: Faults) -> None:
-    sums = set()
-    for order in ORDERS:
-        assert faults.run("missing_barrier", order) == ""
-        sums.add(float(faults.output[0]))
-    assert sums != {64 * 63 / 2}
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("block_sum", ""),
+        ("missing_barrier", "shared"),
+        ("told_past_a_block_barrier", ""),
+        ("told_past_a_warp_barrier", ""),
+        ("told_past_a_shuffle", "shared"),
+        ("told_past_nothing", "shared"),
+        ("reverse", ""),
+        ("reverse_without_barrier", "shared"),
+        ("counted", ""),
+        ("counted_from_0", ""),
+        ("counted_from_0_without_barrier", "global"),
+        ("flagged", "global"),
+        ("flagged_volatile", ""),
+    ],
+)
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_races(faults: Faults, name: str, where: str, order: tuple[str, int]) -> None:
+    """Whichever thread goes first."""
+    got = faults.run(name, order, races=True)
+    assert bool(got) == bool(where)
+    if where:
+        line = r"[a-z_]+\.(cu|h):\d+"
+        does, did = "(read|write)s|accesses atomically", "read|wrote|accessed atomically"
+        thread = r"block \(\d+, 0, 0\), thread \d+"
+        race = f"{thread}: race in .* on {where} memory: ({does}) at {line} what another"
+        assert re.search(f"{race} ({did}) at {line}; the other is {thread}$", got), got
+
+
+@pytest.mark.parametrize(
+    ("name", "races"),
+    [("told_past_a_block_barrier", True), ("counted", False), ("counted_from_0", True)],
+)
+def test_barriers_order_nothing_between_blocks(faults: Faults, name: str, races: bool) -> None:
+    assert ("global memory" in faults.run(name, grid=(2, 1, 1), races=True)) == races
+
+
+def test_launches_are_on_the_stream_and_device_of_torch(faults: Faults) -> None:
+    assert "not on torch's current stream" in faults.run("block_sum", on_stream=False)
+    assert "outside a device guard" in faults.run("block_sum", guarded=False)
 
 
 def test_every_half_converts_to_float(faults: Faults) -> None:
     bits = np.arange(2**16, dtype=np.uint16)
-    convert = faults.library.half_to_float
+    convert = faults.library.emu_half_to_float
     convert.restype = ctypes.c_float
     got = np.array([convert(ctypes.c_uint16(int(b))) for b in bits])
     with np.errstate(invalid="ignore"):  # signalling NaN
         np.testing.assert_array_equal(got, bits.view(np.float16).astype(np.float64))
-    convert = faults.library.bfloat16_to_float
+    convert = faults.library.emu_bfloat16_to_float
     convert.restype = ctypes.c_float
     got = np.array([convert(ctypes.c_uint16(int(b))) for b in bits[::7]])
     with np.errstate(invalid="ignore"):
@@ -204,7 +246,7 @@ def test_rounding_to_half_is_to_nearest_even(faults: Faults) -> None:
     bfloat16 = torch.from_numpy(values).bfloat16().view(torch.uint16).numpy()
     pairs = (("half", halves.view(np.uint16)), ("bfloat16", bfloat16))
     for name, want in pairs:
-        convert = faults.library[f"float_to_{name}"]
+        convert = faults.library[f"emu_float_to_{name}"]
         convert.restype = ctypes.c_uint16
         got = np.array([convert(ctypes.c_float(float(v))) for v in values], np.uint16)
         numbers = ~np.isnan(values)
@@ -256,7 +298,7 @@ def test_sanitizers_find_stray_accesses(sanitized_faults: Path, name: str, findi
 @pytest.fixture(scope="module")
 def sanitized_faults(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sanitized_faults")
-    return compile_library(folder, [HERE / "faults.cu"], SANITIZE)
+    return compile_library(folder, FAULTS, SANITIZE)
 
 
 def test_kernels_are_clean_under_sanitizers(compiler: str, tmp_path: Path) -> None:

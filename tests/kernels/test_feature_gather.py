@@ -15,8 +15,9 @@ backward = torch.ops.hstree.feature_gather_backward
 
 
 def test_same_bits_in_every_scheduling_order(library: EmulatedLibrary) -> None:
-    _, index, grad = batch(7, 6, 40, 20, torch.float32)
-    check_every_order(library, lambda: [backward(grad, index, 40)])
+    values, index, grad = batch(7, 6, 40, 20, torch.float32)
+    gather = torch.ops.hstree.feature_gather
+    check_every_order(library, lambda: [gather(values, index), backward(grad, index, 40)])
 
 
 def check_out_of_range() -> None:

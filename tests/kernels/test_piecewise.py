@@ -23,7 +23,7 @@ from ops.logit_function_cases import (
 from reference.piecewise import piecewise_reference
 from torch import Tensor
 
-from kernels.emulation import check_every_order, emulated_tests
+from kernels.emulation import bits, check_every_order, emulated_tests
 from kernels.logit_cases import FEW_ELEMENTS, check_extreme_elements
 
 pytestmark = emulated_tests
@@ -59,6 +59,17 @@ def test_sums_that_leave_no_room_for_static_shared_memory(intervals: int, width:
     grad_input, grad_table = backward(torch.ones_like(values), values, table, 20.0)
     assert (grad_input == grad_input[0]).all()
     assert grad_table[:, 0].sum() == len(values)
+
+
+def test_same_bits_whatever_shared_memory_there_is(library: EmulatedLibrary) -> None:
+    """Room for the table, the sums (16,000 bytes) and the slopes (4,000); not for the slopes; for
+    nothing. Only millions of elements have tables that need more than the least device has."""
+    batch = piecewise_batch(PiecewiseCase("", (16_384,), intervals=1000), 2, torch.float16)
+    results = []
+    for kib in (227, 20, 16):
+        library.set_shared_limit(kib)
+        results.append(bits(piecewise_gradients(batch)))
+    assert results[0] == results[1] == results[2]
 
 
 # The quantum of the sums is that of the largest of a sample of grad; what is larger comes late.

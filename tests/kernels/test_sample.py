@@ -21,9 +21,15 @@ def drawn(mixture: Mixture, n: int) -> tuple[Tensor, Tensor]:
     return sample(*mixture.arguments(), seed=SEED, n=n)
 
 
-def test_same_bits_in_every_scheduling_order(library: EmulatedLibrary) -> None:
-    mixture = BLOCKS["wide groups, shared"]().to(torch.bfloat16)
-    check_every_order(library, lambda: drawn(mixture, 3))
+@pytest.mark.parametrize("name", [*MIXTURES, *BLOCKS])
+def test_same_bits_in_every_scheduling_order(library: EmulatedLibrary, name: str) -> None:
+    mixture = (MIXTURES | BLOCKS)[name]().to(torch.bfloat16)
+
+    def compute() -> list[Tensor]:
+        index, log_prob = drawn(mixture, 3)
+        return [index, log_prob, candidate_log_prob(*mixture.arguments(), candidates=index)]
+
+    check_every_order(library, compute)
 
 
 @pytest.mark.parametrize("name", ["shared leaves", "one binary tree", "wide groups"])

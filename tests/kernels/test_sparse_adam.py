@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from cuda_emu.library import EmulatedLibrary
-from ops.test_sparse_adam import RULE, check
+from ops.test_sparse_adam import RULE, SHAPES, check
 
 from hstree.ops import sparse_adam_
 from kernels.emulation import bits, check_every_order, emulated_tests
@@ -12,9 +15,10 @@ from kernels.emulation import bits, check_every_order, emulated_tests
 pytestmark = emulated_tests
 
 
-def test_same_bits_in_every_scheduling_order(library: EmulatedLibrary) -> None:
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_same_bits_in_every_scheduling_order(library: EmulatedLibrary, case: Any) -> None:
     device = torch.device("cpu")
-    check_every_order(library, lambda: check(((3, 7, 8), 2, 11), torch.float32, device))
+    check_every_order(library, lambda: check(case, torch.float32, device))
 
 
 def test_packs_change_no_bit() -> None:

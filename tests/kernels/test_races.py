@@ -1,0 +1,158 @@
+"""No kernel has races, and the detector sees it where a barrier of a kernel is missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+
+import torch
+from cuda_emu.library import CSRC, EmulatedLibrary
+from ops import mixtures, test_sparse_adam
+from ops import test_leaf_tree_log_softmax as leaf_tree
+from ops import test_tree_log_softmax as tree
+from ops.cases import CASES, LEAF, PATH, TILES, WIDE, Case, TreeOpUnderTest
+from ops.logit_function_cases import (
+    MonotoneCase,
+    PiecewiseCase,
+    increasing_table,
+    monotone_batch,
+    monotone_gradients,
+    piecewise_batch,
+    piecewise_gradients,
+)
+from ops.test_feature_gather import batch as feature_batch
+
+from hstree.ops import candidate_log_prob, sample
+from kernels.corrupt_tables import SEED
+from kernels.emulation import emulated_tests, tree_op_results
+from kernels.test_piecewise import LARGE, LATE, usual_gradient
+
+pytestmark = emulated_tests
+ops = torch.ops.hstree
+
+TREE_CASES = [
+    case
+    for case in (*CASES, *TILES)
+    if case.why
+    in (
+        "ragged paths, odd subset",
+        "nested runs of few rows",
+        "several chunks of features",
+        "runs over several segments",
+        "a node of more children than a batch",
+        "several blocks of columns, part of a group of four",
+    )
+]
+
+MANY_GROUPS = Case("more rows than threads, more groups than blocks", rows=1800, trees=1,
+                   classes=8192, in_features=2, shape="balanced", widest=16)  # fmt: skip
+
+
+def tree_op(op: TreeOpUnderTest, case: Case, dtype: torch.dtype) -> None:
+    tree_op_results(op, op.batch(case, dtype))
+
+
+def tree_log_softmax() -> None:
+    ops.tree_log_softmax(*tree.draw(tree.BLOCKS[2], torch.float32).arguments())
+    ops.leaf_tree_log_softmax(*leaf_tree.draw(leaf_tree.BLOCKS[2], torch.float32).arguments())
+
+
+def sampled(name: str) -> None:
+    mixture = mixtures.BLOCKS[name]().to(torch.bfloat16)
+    index, _ = sample(*mixture.arguments(), seed=SEED, n=3)
+    candidate_log_prob(*mixture.arguments(), candidates=index)
+
+
+def feature_gather() -> None:
+    values, index, grad = feature_batch(7, 6, 40, 20, torch.float32)
+    ops.feature_gather(values, index)
+    ops.feature_gather_backward(grad, index, 40)
+
+
+def sparse_adam() -> None:
+    test_sparse_adam.check(test_sparse_adam.SHAPES[0], torch.float32, torch.device("cpu"))
+
+
+def piecewise() -> None:
+    case = PiecewiseCase("sums of few intervals", shape=(3001,), intervals=12)
+    piecewise_gradients(piecewise_batch(case, 2, torch.float32))
+
+
+def late_sums() -> None:
+    """Too many intervals for sums of each block."""
+    grad = usual_gradient()
+    grad[LATE[:20_000]] *= 1e3
+    x = torch.linspace(-1.9, 1.9, LARGE).double()
+    ops.piecewise_backward(grad, x, increasing_table(10_000, 2, 2.0), 2.0)
+
+
+def target_log_softmax(classes: int) -> None:
+    case = MonotoneCase("table", rows=60, classes=classes, intervals=20)
+    monotone_gradients(monotone_batch(case, torch.float32))
+
+
+# Shapes at which threads meet, in all kernels and at all barriers.
+COMPUTATIONS: tuple[Callable[[], None], ...] = (
+    *(
+        partial(tree_op, op, case, dtype)
+        for op, case, dtype in product(
+            (PATH, WIDE, LEAF), TREE_CASES, (torch.float32, torch.bfloat16)
+        )
+    ),
+    partial(tree_op, LEAF, MANY_GROUPS, torch.float32),
+    tree_log_softmax,
+    partial(sampled, "wide groups, shared"),
+    partial(sampled, "aligned rows"),
+    feature_gather,
+    sparse_adam,
+    piecewise,
+    late_sums,
+    partial(target_log_softmax, 83),
+    partial(target_log_softmax, 1025),
+)
+
+
+def find(pattern: str) -> Iterator[tuple[str, str]]:
+    """(FILE:LINE, group 1) for the lines of the kernels that match."""
+    for path in sorted((CSRC / "kernels").glob("*.cu*")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            for match in re.finditer(pattern, line):
+                yield f"{path.name}:{number}", match[1]
+
+
+# Barriers without which there is no race: block_max and Tile::fill begin with one for a second call
+# in a kernel, which none makes; that before the rows of a group in the gradient of a wide weight.
+SPARE = ["logit_function.cuh", "tile.cuh", "wide_log_prob.cu"]
+
+
+def test_no_races_but_without_a_barrier(library: EmulatedLibrary) -> None:
+    """Every barrier is taken for none once, in computations that pass it, until a race shows."""
+    seen = []
+    for compute in COMPUTATIONS:
+        with library.watching_races() as of_one:
+            compute()
+        seen.append(of_one)
+    every = set[str]().union(*seen)
+    kernels = {f"{len(name)}{name}B6kernel" for _, name in find(r"\b([a-z_]+_kernel)\(")}
+    assert {name for name in kernels if not any(name in each for each in every)} == set()
+
+    def shows(compute: Callable[[], None], barrier: str) -> bool:
+        try:
+            with library.watching_races(unordered=barrier):
+                compute()
+        except RuntimeError as error:
+            return "race in" in str(error)
+        return False
+
+    silent = {
+        barrier
+        for barrier, _ in find(r"^\s*(__syncthreads)\(\)")
+        if not any(
+            shows(compute, barrier)
+            for compute, passed in zip(COMPUTATIONS, seen, strict=True)
+            if barrier in passed
+        )
+    }
+    assert sorted(barrier.partition(":")[0] for barrier in silent) == SPARE, silent
