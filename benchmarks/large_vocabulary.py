@@ -7,7 +7,7 @@
 The second command makes the runs that are missing in benchmarks/results/large-vocabulary.json.
 Every run has one thread; validation is not counted in its CPU time, which is the same for all
 heads. The learning rate of the head is chosen in shorter runs; the softmax makes too few steps in
-them, and has the trainer's default. Some heads also make one run of five times the length. The
+them, and has the trainer's default. Some heads also make one run of four times the length. The
 learning rate does not fall during a run, so that every point of a curve is what training until then
 gives. The third command times steps of all heads in turns, and writes the page: other load slows
 down the runs by unequal shares, so that the page computes times from steps.
@@ -52,11 +52,10 @@ TRAINING: dict[str, Any] = {
 }
 ELSEWHERE = {"device": "cpu", "threads": 1}
 FACTOR = "head_learning_rate_factor"
-TRIED_SECONDS, SECONDS, LONG_SECONDS, POINTS = 60, 240, 1200, 8
+TRIED_SECONDS, SECONDS, LONG_SECONDS, POINTS = 60, 240, 1000, 8
 """CPU seconds of a run that tries a rate, those of the others, and points of their curves."""
-SEVERAL_SEEDS = ("sampled", "trees-1-binary")
-LONGER = ("sampled", "trees-1-binary", "trees-4-groups")
-"""Contenders with three seeds, and those that also make one run of LONG_SECONDS."""
+LONGER = ("sampled-in-batch", "forest-4", "sampled", "trees-1-binary")
+"""Contenders that also make one run of LONG_SECONDS."""
 VALID_TOKENS = 20_000
 MEMORY_STEPS = 3
 
@@ -65,8 +64,7 @@ def _contender(name: str, title: str, *, factors: tuple[float, ...] = (), **own:
     common = TRAINING | {FACTOR: 8.0, "seconds": TRIED_SECONDS if factors else SECONDS}
     sweeps = {FACTOR: factors} if factors else {}
     final = {"seconds": SECONDS} if factors else {}
-    seeds = 3 if name in SEVERAL_SEEDS else 1
-    return Contender(name, title, common | own, sweeps, final=final, seeds=seeds)
+    return Contender(name, title, common | own, sweeps, final=final, seeds=1)
 
 
 def _long(contender: Contender) -> Contender:
@@ -81,41 +79,26 @@ def _long(contender: Contender) -> Contender:
     )
 
 
-SHAPES: Sequence[tuple[str, str, dict[str, Any]]] = (
-    ("", "shared leaves, three levels", {"levels": 3, "leaf": 16}),
-    (
-        "-groups",
-        "shared leaves, binary above groups of 16",
-        {"leaf": 16, "head_option": ("node_vectors=leaves",)},
-    ),
-    ("-binary", "binary below", {"leaf": 1}),
-)
-
-
 def _all() -> Iterator[Contender]:
-    sampled_title = "sampled softmax, 1,024 negatives"
-    sampled = {
-        "head": "sampled",
-        "sparse": True,
-        "head_option": ("negatives=1024", "in_batch=false"),
-    }
-    yield _contender("sampled", sampled_title, factors=(4.0, 8.0), **sampled)
-    for n_trees, shapes in ((4, SHAPES), (1, SHAPES[1:])):
-        trees = "one tree" if n_trees == 1 else f"{n_trees} trees"
-        common = {"head": "trees", "n_trees": n_trees, "root": 512, "sparse": True}
-        common["gate"] = "context" if n_trees > 1 else "uniform"
-        for name, title, shape in shapes:
-            yield _contender(
-                f"trees-{n_trees}{name}",
-                f"{trees}, C = 512, {title}",
-                factors=(4.0, 8.0),
-                **shape,
-                **common,
-            )
+    tried = (4.0, 8.0)
+    sampled = {"head": "sampled", "sparse": True, "head_option": ("negatives=512",)}
+    title = "sampled softmax, 512 negatives and the batch's targets"
+    yield _contender("sampled-in-batch", title, factors=tried, **sampled)
+    forest = sampled | {"head": "forest", "n_trees": 4, "gate": "context"}
+    title = "forest of 4 trees, C = 512, 512 negatives"
+    yield _contender("forest-4", title, factors=tried, **forest)
+    old = sampled | {"head_option": ("negatives=1024", "in_batch=false")}
+    yield _contender("sampled", "sampled softmax, 1,024 negatives", factors=tried, **old)
+    own = {"head": "trees", "root": 512, "leaf": 1, "sparse": True}
+    for n_trees, gate in ((4, "context"), (1, "uniform")):
+        title = "one tree" if n_trees == 1 else f"{n_trees} trees"
+        own |= {"n_trees": n_trees, "gate": gate}
+        title += ", C = 512, binary below"
+        yield _contender(f"trees-{n_trees}-binary", title, factors=tried, **own)
     yield _contender("adaptive", "adaptive softmax", factors=(2.0, 4.0), head="adaptive")
     yield _contender("softmax", "softmax", head="softmax")
-    dense = {"sparse_embedding": False, FACTOR: 4.0}
-    yield _contender("sampled-dense", f"{sampled_title}, dense word embeddings", **sampled, **dense)
+    dense = sampled | {"sparse_embedding": False}
+    yield _contender("sampled-in-batch-dense", "the first, dense word embeddings", **dense)
 
 
 HEADS: Sequence[Contender] = tuple(_all())
