@@ -174,6 +174,18 @@ def quotes() -> list[str]:
         cells("transformer-study.md", "After 1,600 steps", head)
         for head in ("forest of 4 trees, C = 256, 512 negatives", "softmax")
     )
+    large = (RESULTS / "large-vocabulary.md").read_text(encoding="utf-8")
+    classes = re.findall(r"tokens, ([\d,]+) classes", large)[0]
+    sampled, *others = (
+        cells("large-vocabulary.md", "by training time", head)[1:5]
+        for head in (
+            "sampled softmax, 512 negatives and the batch's targets",
+            "forest of 4 trees, C = 512, 512 negatives",
+            "one tree, C = 512, binary below",
+        )
+    )
+    columns = [(own, cell) for other in others for own, cell in zip(sampled, other, strict=True)]
+    assert all(float(own) < float(cell) for own, cell in columns if own and cell)
     losses = json.loads((RESULTS / "lm_head.json").read_text())["loss"]
     own, *_, approximated = losses.values()
     times = {3: "three"}[round(math.exp(approximated - own))]
@@ -202,6 +214,7 @@ def quotes() -> list[str]:
         f"its perplexity is {forest[2].split()[0]}, that of a softmax {flat[2].split()[0]}, and a "
         f"step of the model takes {forest[4]} of the time",
         f"have {times} times its perplexity",
+        f"at V = {classes} the sampled softmax is ahead of trees and forest at equal time",
         f"finds {100 * float(screened[2]):.1f}% of the best words in {screened[4]} of the "
         "product's time",
         f"take {slower[0]:.2f} to {slower[-1]:.2f} times as long",

@@ -13,7 +13,7 @@ from hstree.lab.report import Report, made_on, row_table
 from hstree.lab.study.plan import Contender
 from hstree.lab.study.records import Records
 from hstree.lab.study.results import Result, results, sweep_table
-from hstree.lm._pictures import line_style, new_figure
+from hstree.lm._pictures import legend, line_style, new_figure
 from hstree.lm.table import Column, Table, table
 
 TIMED = (
@@ -214,7 +214,7 @@ def _bands(found: Sequence[Result]) -> Iterator[Table]:
 
 def _time_picture(timed: Iterable[tuple[Result, float]]) -> Any:
     """Validation perplexity against time."""
-    figure = new_figure(7, 3.6)
+    figure = new_figure(7.5, 4.2)
     axes = figure.subplots()
     for result, share in timed:
         perplexities = result.runs[0]["epochs"]
@@ -227,7 +227,7 @@ def _time_picture(timed: Iterable[tuple[Result, float]]) -> Any:
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_locator(NullLocator())
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small", loc="upper right")
+    legend(figure, loc="lower center", ncols=2)
     return figure
 
 
