@@ -211,8 +211,8 @@ def quotes() -> list[str]:
     ]
     return [
         f"the test perplexities are {', '.join(tuned[:-1])} and {tuned[-1]}",
-        f"its perplexity is {forest[2].split()[0]}, that of a softmax {flat[2].split()[0]}, and a "
-        f"step of the model takes {forest[4]} of the time",
+        f"its perplexity after 1,600 steps is {forest[2].split()[0]}, that of a softmax "
+        f"{flat[2].split()[0]}, and a step of the model takes {forest[4]} of the time",
         f"have {times} times its perplexity",
         f"at V = {classes} the sampled softmax is ahead of trees and forest at equal time",
         f"finds {100 * float(screened[2]):.1f}% of the best words in {screened[4]} of the "
