@@ -170,16 +170,20 @@ def cells(page: str, section: str, row: str) -> list[str]:
 def quotes() -> list[str]:
     """Phrases of README.md, with the figures of the records."""
     speed, perplexity = records()
-    forest, flat = (
-        cells("transformer-study.md", "After 1,600 steps", head)
-        for head in ("forest of 4 trees, C = 256, 512 negatives", "softmax")
+    negatives = "sampled softmax, 512 negatives and the batch's targets"
+    after, steps = (
+        [
+            cells("transformer-study.md", "After 1,600 steps", head)[column].split()[0]
+            for head in ("forest of 4 trees, C = 256, 512 negatives", negatives, "softmax")
+        ]
+        for column in (2, 4)
     )
     large = (RESULTS / "large-vocabulary.md").read_text(encoding="utf-8")
     classes = re.findall(r"tokens, ([\d,]+) classes", large)[0]
     sampled, *others = (
         cells("large-vocabulary.md", "by training time", head)[1:5]
         for head in (
-            "sampled softmax, 512 negatives and the batch's targets",
+            negatives,
             "forest of 4 trees, C = 512, 512 negatives",
             "one tree, C = 512, binary below",
         )
@@ -211,10 +215,11 @@ def quotes() -> list[str]:
     ]
     return [
         f"the test perplexities are {', '.join(tuned[:-1])} and {tuned[-1]}",
-        f"its perplexity after 1,600 steps is {forest[2].split()[0]}, that of a softmax "
-        f"{flat[2].split()[0]}, and a step of the model takes {forest[4]} of the time",
+        f"its perplexity after 1,600 steps is {after[0]}, that of a sampled softmax {after[1]}, "
+        f"that of a softmax {after[2]}; a step of the model takes {steps[0]}, {steps[1]} and "
+        f"{float(steps[2]):g} of the time",
         f"have {times} times its perplexity",
-        f"at V = {classes} the sampled softmax is ahead of trees and forest at equal time",
+        f"at V = {classes} the sampled softmax is ahead of one tree and a forest at equal time",
         f"finds {100 * float(screened[2]):.1f}% of the best words in {screened[4]} of the "
         "product's time",
         f"take {slower[0]:.2f} to {slower[-1]:.2f} times as long",

@@ -45,8 +45,7 @@ def learning_curve(records: Sequence[EpochRecord], unigram_loss: float, title: s
 
 def against_time(runs: Sequence[RunResults]) -> bytes:
     """A PNG of validation perplexity against training time, with a curve for each run, named by
-    its head. Every run has a finished epoch. Epochs of a run that was resumed count with their own
-    time."""
+    its head. Every run has a finished epoch."""
     figure, axes = panels(6.4, 4.2)
     longest = max(sum(epoch.seconds for epoch in run.epochs) for run in runs)
     unit, seconds = ("minutes", 60) if longest > 180 else ("seconds", 1)
