@@ -61,6 +61,8 @@ CLOCKS = (
 TOLERANCE = {"bfloat16": 0.05, "float32": 1e-3}
 """Largest allowed error of a gradient, relative to its largest value; for a loss, a fifth of it."""
 RADIUS = 20.0
+DRAWS = 0
+"""Seed of the draws of a sampled head."""
 CHECKED_ROWS = 32
 CHUNK_BYTES = 2**29
 """Size of the float64 logits that a check computes at a time."""
@@ -78,6 +80,7 @@ class Setting:
     root: int = 1024  # C, of the wide heads
     dtype: str = "bfloat16"  # of input and weights
     intervals: int = 10_000  # K, of the piecewise linear function
+    negatives: int = 512  # draws of the sampled heads
     elements: int = 2**27  # float32, of the copy that measures the bandwidth
     product: int = 8192  # rows and columns of the matrices of the reference product
     rounds: int = 20  # timed steps
@@ -92,7 +95,7 @@ SETTINGS = {
     "4096x128k": Setting(8192, 4096, 128_256),
     "2304x256k": Setting(8192, 2304, 256_000),
     "768x50k": Setting(16_384, 768, 50_257, root=256),
-    TINY: Setting(40, 64, 300, 3, 2, 16, "float32", 100, 2**12, 64, 3),
+    TINY: Setting(40, 64, 300, 3, 2, 16, "float32", 100, 8, 2**12, 64, 3),
 }
 
 
@@ -108,7 +111,7 @@ class Entry:
 
     @property
     def ours(self) -> bool:
-        return self.kind in ("paths", "wide", "head")
+        return self.kind in ("paths", "wide", "head", "sampled")
 
 
 def _paths_entry(recipe: str, part: int, block: int = 1, sparse: bool = True) -> Entry:
@@ -139,6 +142,9 @@ CONTESTANTS: dict[str, Entry] = {
         {"levels": 2, "node_vectors": "leaves", "sparse": False},
     ),
     "softmax": Entry("head `softmax`", "head", {"head": "softmax"}),
+    "forest": Entry("head `forest`, 4 trees", "head", {"head": "forest"}),
+    "sampled": Entry("head `sampled`, 512 negatives", "sampled", {"head": "sampled"}),
+    "forest-sampled": Entry("head `forest`, 4 trees, 512 negatives", "sampled", {"head": "forest"}),
     "plif": Entry("head `plif`", "head", {"head": "plif"}),
     "sigsoftmax": Entry("head `sigsoftmax`", "head", {"head": "sigsoftmax"}),
     EAGER: Entry("F.linear + F.cross_entropy", "flat", {"loss": "eager"}),
@@ -371,18 +377,52 @@ def _flat_row_losses(head: Any, x: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(logits, target, reduction="none")
 
 
-def _head(setting: Setting, device: str, head: str) -> Step:
-    """A flat head of hstree."""
+def _built(head: str, setting: Setting, input: Tensor, **options: Any) -> Any:
+    """A flat head of hstree whose scores are about one."""
     from hstree.heads import build_head
 
-    input, target, _ = _inputs(setting, device)
-    options = {"intervals": setting.intervals, "radius": RADIUS} if head == "plif" else {}
-    with torch.device(device):
+    if head == "plif":
+        options |= {"intervals": setting.intervals, "radius": RADIUS}
+    with torch.device(input.device):
         module = build_head(head, setting.features, setting.classes, **options)
-    module.to(device, input.dtype)
+    module.to(input.device, input.dtype)
     with torch.no_grad():
-        module.get_parameter("weight").normal_(std=setting.features**-0.5)
-    return _of_head(module, setting, input, target, _flat_row_losses)
+        for name, parameter in module.named_parameters():
+            if name in ("weight", "cluster_weight"):
+                parameter.normal_(std=setting.features**-0.5)
+    return module
+
+
+def _head(setting: Setting, device: str, head: str) -> Step:
+    """A flat head of hstree over all classes."""
+    input, target, _ = _inputs(setting, device)
+    row_losses = _of_all_classes if head == "forest" else _flat_row_losses
+    return _of_head(_built(head, setting, input), setting, input, target, row_losses)
+
+
+def _sampled(setting: Setting, device: str, head: str) -> Step:
+    """A flat head of hstree over a sample of the classes, the same one in each step."""
+    from hstree.ops.forest_log_prob import forest_log_softmax
+
+    input, target, frequencies = _inputs(setting, device)
+    module = _built(head, setting, input, negatives=setting.negatives, frequencies=frequencies)
+
+    def row_losses(true: Any, x: Tensor, of_rows: Tensor) -> Tensor:
+        torch.manual_seed(DRAWS)
+        classes, log_weight = true.draw_classes(target)
+        is_target = classes == of_rows[:, None]
+        score = F.linear(x, true.weight[classes], true.bias[classes])
+        score = torch.where(is_target, score, score + log_weight)
+        if head == "forest":
+            log_prior, cluster_score = true._of_trees(x)
+            score = forest_log_softmax(score, log_prior, cluster_score, true.cluster[classes])
+        return -score.log_softmax(1)[is_target]
+
+    def loss() -> Tensor:
+        torch.manual_seed(DRAWS)
+        return module(input, target).loss
+
+    return _of_head(module, setting, input, target, row_losses, loss)
 
 
 def _adaptive(setting: Setting, device: str) -> Step:
@@ -451,6 +491,7 @@ BUILDERS: dict[str, Callable[..., Step]] = {
     "paths": _paths,
     "wide": _wide,
     "head": _head,
+    "sampled": _sampled,
     "adaptive": _adaptive,
     "flat": _flat,
 }
