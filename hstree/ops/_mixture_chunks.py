@@ -6,10 +6,18 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hstree._numerics import block_rows, blocks, is_cast, sum_dtype
-from hstree.ops._chunked_loss import add_offset, write_product
+from hstree.ops._chunked_loss import (
+    add_offset,
+    aligned,
+    group_chunks,
+    keeps_low,
+    weight_gradient_dtype,
+    write_product,
+)
 from hstree.ops._recycled import recycled
 from hstree.ops.logit_function import LogitFunction
 
@@ -50,14 +58,16 @@ class Gradients(NamedTuple):
 
 
 def empty_gradients(problem: Problem, wanted: Sequence[bool]) -> Gradients:
-    """Uninitialized gradients in the dtype of sums; unwanted ones have no elements."""
+    """Uninitialized gradients; unwanted ones have no elements."""
     latent, _, weight, _, table, *_ = problem
     table_shape = () if table is None else table.shape
     shapes = (latent.shape, latent.shape[:2], weight.shape, weight.shape[:1], table_shape)
+    dtypes = [sum_dtype(latent.dtype)] * len(shapes)
+    dtypes[2] = weight_gradient_dtype(weight)
     return Gradients(
         *(
-            latent.new_empty(shape if want else (0,), dtype=sum_dtype(latent.dtype))
-            for want, shape in zip(wanted, shapes, strict=True)
+            latent.new_empty(shape if want else (0,), dtype=dtype)
+            for want, shape, dtype in zip(wanted, shapes, dtypes, strict=True)
         )
     )
 
@@ -67,6 +77,30 @@ def _logits(like: Tensor, rows: int, classes: int) -> Tensor:
     into other rows take up to 1.5 times as long."""
     line = 64 // like.element_size() if like.device.type == "cpu" else 1
     return recycled(like, rows, -(-classes // line) * line)[:, :classes]
+
+
+class _LowGradients:
+    """Gradients of logits in 16 bits, and their products with the contexts and the weight.
+
+    Args:
+        weight: W [V, D], with rows of zeros up to an aligned number of classes.
+        rows: number of contexts of a group.
+    """
+
+    def __init__(self, weight: Tensor, rows: int) -> None:
+        self.weight, self.logits = weight, weight.new_empty(rows, len(weight))
+
+    def add(self, grad_logits: Tensor, begin: int, grad_z: Tensor | None) -> None:
+        """Keep the gradients [R, V] of the contexts from ``begin`` of the group, and write those of
+        the contexts."""
+        kept = self.logits[begin : begin + len(grad_logits)]
+        kept.copy_(grad_logits)
+        if grad_z is not None:
+            write_product(grad_z, kept, self.weight)
+
+    def write(self, out: Tensor, z: Tensor, is_first: bool) -> None:
+        """Write or add the gradient of the weight from the contexts z of a group."""
+        write_product(out, self.logits[: len(z)].t(), z, None if is_first else out)
 
 
 def _write_logits(logits: Tensor, latent: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -164,32 +198,47 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
     """log_prob [N], and the wanted gradients for ``upstream`` [N], the gradient of log_prob."""
     latent, _, weight, bias, *_ = problem
     rows, components, features = latent.shape
+    classes = len(weight)
     ignored = problem.target == -1
     if ignored.is_cuda or ignored.any():  # 0 times what these rows hold could be NaN
         problem = problem._replace(latent=latent.masked_fill(ignored[:, None, None], 0))
+    contexts = problem.latent.reshape(-1, features)
     log_prob = latent.new_empty(rows, dtype=sum_dtype(latent.dtype))
+    chunks = -(-rows // problem.chunk_rows)
+    size = max(1, -(-rows // max(1, chunks)))  # of equal chunks
+    low, group = None, size
+    if keeps_low(weight):
+        missing = aligned(classes) - classes
+        if missing:
+            weight = F.pad(weight, (0, 0, 0, missing))
+            bias = None if bias is None else F.pad(bias, (0, missing))
+        if wanted[2]:
+            group = min(size * group_chunks(weight, size * components), max(rows, 1))
+        if wanted[0] or wanted[2]:
+            low = _LowGradients(weight, group * components)
     # That of the weight is large: it takes over the memory of the step before.
     gradients = empty_gradients(problem, [want and i != 2 for i, want in enumerate(wanted)])
+    grad_weight = None
     if wanted[2]:
-        gradients = gradients._replace(weight=recycled(log_prob, *weight.shape))
-    grad_latent, grad_log_prior, grad_weight, grad_bias, grad_table = (
+        sums = log_prob.dtype if group < rows else weight_gradient_dtype(weight)
+        grad_weight = recycled(log_prob, *weight.shape, dtype=sums)
+        if not rows:
+            grad_weight.zero_()
+    grad_latent, grad_log_prior, _, grad_bias, grad_table = (
         gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)
     )
     if grad_bias is not None:
         grad_bias.zero_()
-    if grad_weight is not None and not rows:
-        grad_weight.zero_()
     table_sum = None if grad_table is None else torch.zeros_like(grad_table, dtype=torch.float64)
-    chunks = -(-rows // problem.chunk_rows)
-    size = -(-rows // max(1, chunks))  # of equal chunks
     buffer = _logits(log_prob, size * components, len(weight))
     ones = log_prob.new_ones(size * components)
-    for begin in range(0, rows, max(1, size)):
+    for begin in range(0, rows, size):
         chunk = slice(begin, begin + size)
         part = problem.rows(chunk)
         z = part.latent.reshape(-1, features)
-        logits = buffer[: len(z)]
-        _write_logits(logits, z, weight, bias)
+        every = buffer[: len(z)]
+        logits = every[:, :classes]
+        _write_logits(every, z, weight, bias)
         if problem.offset is not None:
             add_offset(logits, problem.offset, part.target.repeat_interleave(components), 1)
         log_prob[chunk], by_log_prior, by_table = _log_prob(
@@ -203,7 +252,18 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
             grad_bias.addmv_(logits.t(), ones[: len(z)])
         if grad_latent is not None or grad_weight is not None:
             grad_z = None if grad_latent is None else grad_latent[chunk].view(-1, features)
-            _write_gradients(logits, z, weight, grad_z, grad_weight, begin == 0)
+            if low is None:
+                _write_gradients(logits, z, weight, grad_z, grad_weight, begin == 0)
+                continue
+            low.add(every, begin % group * components, grad_z)
+            end = begin + len(part.target)
+            if grad_weight is not None and (end % group == 0 or end == rows):
+                first = begin // group * group
+                of_group = contexts[first * components : end * components]
+                low.write(grad_weight, of_group, first == 0)
     if grad_table is not None and table_sum is not None:
         grad_table.copy_(table_sum)
+    if grad_weight is not None:
+        of_classes = grad_weight[:classes].to(weight_gradient_dtype(weight))
+        gradients = gradients._replace(weight=of_classes)
     return log_prob, gradients

@@ -28,10 +28,10 @@ def monotone_cross_entropy(
         F.cross_entropy(logits, target, ignore_index=ignore_index, reduction=reduction)
 
     Memory in addition to the arguments and the gradients: O(chunk_rows V), or O(N V) in forward
-    mode. The gradients of a sum or mean are computed with the loss, with three matrix products in
-    total. With ``"none"`` the backward pass computes the logits again. Logits of bfloat16 and
-    float16 are float32: on a CPU the weight is cast in small blocks. Deterministic if the matrix
-    products are.
+    mode; in 16 bits on a GPU also 2 V min(N, 4 D) bytes. The gradients of a sum or mean are
+    computed with the loss, with three matrix products in total. With ``"none"`` the backward pass
+    computes the logits again. Logits of bfloat16 and float16 are float32: on a CPU the weight is
+    cast in small blocks. Deterministic if the matrix products are.
 
     Args:
         hidden: context vectors, [N, D]: float32, float64, bfloat16 or float16.
@@ -42,7 +42,7 @@ def monotone_cross_entropy(
         ignore_index: targets of this value contribute neither loss nor gradient.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` over the rows that are not ignored.
         chunk_rows: number of rows whose logits are held at a time; None: as many as fit into 16 MiB
-            on a CPU or 512 MiB on a GPU, but at least 256 on a CPU and D / 2 on a GPU.
+            on a CPU or 512 MiB on a GPU, but at least 256, and D / 2 in float32 on a GPU.
 
     Returns:
         The loss in nats, [] or, for ``"none"``, [N], float32 (float64 for float64).

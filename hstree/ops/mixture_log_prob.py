@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from hstree._numerics import autocasts, linear_scores, log_sum_exp, sum_dtype
-from hstree.ops._chunked_loss import ChunkedLoss, check_decoder, check_offset, with_offset
+from hstree.ops._chunked_loss import (
+    ChunkedLoss,
+    check_decoder,
+    check_offset,
+    keeps_low,
+    with_offset,
+)
 from hstree.ops._mixture_chunks import Problem, empty_gradients, run
 from hstree.ops.logit_function import IDENTITY, LogitFunction
 from hstree.ops.target_log_softmax import formula as monotone_formula
@@ -82,9 +88,9 @@ def mixture_log_prob(
     _check(latent, log_prior, weight, bias, target, offset, row_weight)
     if chunk_rows is None:
         _, components, features = latent.shape
-        # So many rows keep products near their peak on a CPU. On a GPU each chunk reads and writes
-        # the gradient of the weight, which then takes less time than the products.
-        least = features // 2 if latent.is_cuda else 256
+        # So many rows keep products near their peak. On a GPU each chunk in float32 reads and
+        # writes the gradient of the weight, which then takes less time than the products.
+        least = features // 2 if latent.is_cuda and not keeps_low(weight) else 256
         chunk_rows = default_chunk_rows(latent, components * weight.shape[0])
         chunk_rows = max(chunk_rows, -(-least // components))
     elif chunk_rows < 1:

@@ -12,7 +12,14 @@ import torch.nn.functional as F
 from reference.mixture_log_prob import mixture_log_prob_reference
 from torch import Tensor
 
-from hstree.ops import LogitFunction, default_chunk_rows, mixture_log_prob
+from hstree._numerics import is_low
+from hstree.ops import (
+    LogitFunction,
+    _chunked_loss,
+    _mixture_chunks,
+    default_chunk_rows,
+    mixture_log_prob,
+)
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
 
 N, K, D, V = 23, 3, 7, 41
@@ -298,6 +305,37 @@ def test_opcheck(name: str, components: int, device: torch.device) -> None:
         ),
         test_utils=("test_schema", "test_faketensor"),
     )
+
+
+@pytest.mark.parametrize("group", [1, 2, N])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("components", [1, K])
+def test_gradients_in_16_bits_of_several_chunks(
+    components: int,
+    dtype: torch.dtype,
+    group: int,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The products of a GPU, here also on the CPU."""
+    for module in (_chunked_loss, _mixture_chunks):
+        monkeypatch.setattr(module, "keeps_low", is_low)
+    monkeypatch.setattr(_mixture_chunks, "group_chunks", lambda *_: group)
+    low = {
+        name: None if t is None else t.detach().to(dtype).requires_grad_()
+        for name, t in arguments(components, device).items()
+    }
+    exact = {
+        name: None if t is None else t.detach().double().requires_grad_() for name, t in low.items()
+    }
+    target = targets(device)
+    loss = mixture_log_prob(*low.values(), target, chunk_rows=2)[1]
+    truth = -mixture_log_prob_reference(*exact.values(), target)[target != -1].mean()
+    assert abs(loss - truth) <= 1e-3 * truth
+    got, true = (gradients(x, list(of.values())) for x, of in ((loss, low), (truth, exact)))
+    for a, b in zip(got, true, strict=True):
+        assert a.dtype == dtype
+        assert (a - b).abs().max() <= 2 * torch.finfo(dtype).eps * b.abs().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

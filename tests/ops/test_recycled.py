@@ -13,7 +13,7 @@ def test_shape_and_dtype(dtype: torch.dtype, device: torch.device) -> None:
     like = torch.empty(0, dtype=torch.float64, device=device)
     for shape in ((), (0, 3), (5,), (700, 1000)):
         made = recycled(like, *shape, dtype=dtype)
-        assert (made.shape, made.dtype, made.device) == (shape, dtype, device)
+        assert (made.shape, made.dtype, made.device) == (shape, dtype, like.device)
         assert made.is_contiguous()
     torch.library.opcheck(
         torch.ops.hstree.recycled, (like.cpu(), 7), test_utils=("test_schema", "test_faketensor")

@@ -234,7 +234,8 @@ def check_against(
     precision, and a few roundings of values of the largest size, or of size one."""
     dtype, exact = batch.score.dtype, batch.to(torch.float64)
     values = batch.to(device).gradients(function), batch.gradients(true), exact.gradients(true)
-    roundings = 64 if dtype == torch.float64 else 4
+    # Sums on a GPU have no fixed order.
+    roundings = 4 if dtype == torch.float32 and device.type == "cpu" else 64
     for name, got, eager, wanted in zip(("log_prob", *batch.names), *values, strict=True):
         assert got.dtype == dtype, name
         assert got.shape == wanted.shape, name
