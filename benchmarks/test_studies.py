@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -90,11 +91,12 @@ def test_heads_of_a_small_transformer_train(
         monkeypatch.setattr(transformer_study, name, value)
     monkeypatch.setattr(transformer_study, "VALID_TOKENS", 64)
     unigram = np.exp(corpus.statistics().unigram_loss(corpus.valid[:65]))
+    given = argparse.Namespace(device="cpu")
     for contender in transformer_study.SHORT:
         settings = dict(contender.settings) | {transformer_study.RATE: 0.01, "steps": 20}
         if "root" in settings:
             settings["root"] = 4
-        figures = transformer_study.measure(PlannedRun(contender, settings, 1), corpus)
+        figures = transformer_study.measure(PlannedRun(contender, settings, 1), corpus, given)
         assert figures["valid"] < unigram, contender.name
     assert transformer_study.rate_at(0, 100) < transformer_study.rate_at(4, 100) == 1.0
     assert transformer_study.rate_at(100, 100) == pytest.approx(transformer_study.LAST)

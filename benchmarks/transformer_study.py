@@ -4,19 +4,22 @@
     python -m benchmarks.transformer_study --data FOLDER
 
 makes the runs that are missing in benchmarks/results/transformer-study.json, and the page beside
-it. The backbone is transformers' LlamaModel. Short runs try learning rates, each run with its own
-cosine schedule; longer runs have one rate for all heads. A run has one thread. On an idle machine,
---times measures training steps of all heads in turns. benchmarks.smollm2 says what to install.
+it. The backbone is transformers' LlamaModel. Each run has a cosine schedule of its own. Several
+learning rates are tried with the first seed, then further seeds and longer runs follow at the best
+one. A run has one thread, or with --device cuda a GPU. On an idle machine, --times measures
+training steps of all heads on the CPU, in turns. benchmarks.smollm2 says what to install.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -44,36 +47,35 @@ CLASSES = 49_152
 WIDTH, LAYERS, WINDOW, WINDOWS = 256, 2, 64, 8
 """Features and layers of the transformer; tokens of a window, and windows of a step."""
 VALID_TOKENS = 32_768
-TRIED, STEPS, LONG = 400, 1600, 10_000
+STEPS, LONG = 1600, 10_000
 WARM_UP, LAST = 0.05, 0.1
 """Share of the steps in which the rate rises, and the last rate as a share of the highest."""
 RATE = "learning_rate"
-RATES, LONG_RATE = (0.002, 0.004), 0.001
-"""Rates that short runs begin with, and that of longer runs."""
-FINAL = {"steps": STEPS, RATE: LONG_RATE}
-LONGER = ("sampled-in-batch", "forest-4")
-"""Contenders that also make a run of LONG steps."""
+RATES = (0.0005, 0.001, 0.002)
+LONGER = ("softmax", "sampled-in-batch", "forest-4", "forest-4-narrow")
+"""Contenders that also make runs of LONG steps, at the same rate."""
 
 
-def _contender(name: str, title: str, *, seeds: int = 1, **head: Any) -> Contender:
-    settings = {"head": name.split("-")[0], **head, RATE: 0.0, "steps": TRIED}
-    return Contender(name, title, settings, {RATE: RATES}, final=FINAL, seeds=seeds)
+def _contender(name: str, title: str, *, seeds: int = 3, **head: Any) -> Contender:
+    settings = {"head": name.split("-")[0], **head, RATE: 0.0, "steps": STEPS}
+    return Contender(name, title, settings, {RATE: RATES}, seeds=seeds)
 
 
 def _all() -> Iterator[Contender]:
     yield _contender("softmax", "softmax")
     title = "sampled softmax, 1,024 negatives"
-    yield _contender("sampled", title, negatives=1024, in_batch=False)
+    yield _contender("sampled", title, negatives=1024, in_batch=False, seeds=1)
     title = "sampled softmax, 512 negatives and the batch's targets"
-    yield _contender("sampled-in-batch", title, negatives=512, seeds=2)
+    yield _contender("sampled-in-batch", title, negatives=512)
     for trees in (4, 1, 8):
         title = f"forest of {trees} trees" if trees > 1 else "forest of one tree"
         title += ", C = 256, 512 negatives"
-        seeds = 2 if trees == 4 else 1
+        seeds = 3 if trees == 4 else 1
         yield _contender(f"forest-{trees}", title, n_trees=trees, negatives=512, seeds=seeds)
     title = "forest of 4 trees, C = 64, 512 negatives"
     yield _contender("forest-4-narrow", title, n_trees=4, clusters=64, negatives=512)
-    yield _contender("trees-4", "4 trees, C = 256, shared leaves", n_trees=4, root=256, leaf=None)
+    title = "4 trees, C = 256, shared leaves"
+    yield _contender("trees-4", title, n_trees=4, root=256, leaf=None, seeds=1)
 
 
 SHORT: Sequence[Contender] = tuple(_all())
@@ -85,8 +87,7 @@ CONTENDERS = (
             name=f"{contender.name}-long",
             sweeps={},
             like=contender.name,
-            final=FINAL | {"steps": LONG},
-            seeds=1,
+            final={"steps": LONG},
             group=1,
         )
         for contender in SHORT
@@ -159,10 +160,12 @@ def rate_at(step: int, steps: int) -> float:
     return LAST + (1 - LAST) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def training(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> Iterator[Transformer]:
+def training(
+    settings: Mapping[str, Any], corpus: Corpus, seed: int, device: str = "cpu"
+) -> Iterator[Transformer]:
     """The model before every step. After the last one it goes on at the last rate."""
     torch.manual_seed(seed)
-    model = Transformer(settings, corpus)
+    model = Transformer(settings, corpus).to(device)
     optimizer = hstree.optim.AdamW(model.parameters(), lr=settings[RATE])
     steps, stream = settings["steps"], batches(corpus.train, seed)
     for step in count():
@@ -170,7 +173,7 @@ def training(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> Iterator
         for group in optimizer.param_groups:
             group["lr"] = settings[RATE] * rate_at(min(step, steps), steps)
         optimizer.zero_grad()
-        model(*next(stream)).loss.backward()
+        model(*(part.to(device) for part in next(stream))).loss.backward()
         hstree.optim.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
@@ -180,6 +183,7 @@ def perplexity(model: Transformer, tokens: npt.NDArray[Any]) -> float:
     """Of the first VALID_TOKENS of a text, in windows."""
     model.eval()
     rows = torch.from_numpy(tokens[: VALID_TOKENS + 1].astype(np.int64))
+    rows = rows.to(model.backbone.device)
     pairs = zip(rows[:-1].split(8 * WINDOW), rows[1:].split(8 * WINDOW), strict=True)
     losses = [
         float(model(window.view(-1, WINDOW), target.view(-1, WINDOW)).loss)
@@ -189,37 +193,38 @@ def perplexity(model: Transformer, tokens: npt.NDArray[Any]) -> float:
     return math.exp(sum(losses) / len(losses))
 
 
-def measure(run: PlannedRun, corpus: Corpus, given: object = None) -> dict[str, Any]:
+def measure(run: PlannedRun, corpus: Corpus, given: argparse.Namespace) -> dict[str, Any]:
     """Train.
 
     Returns ``valid``: perplexity, None if training diverged; ``head_parameters`` beside the
-    embeddings; ``bytes``: what a first step adds to the process; ``seconds`` of CPU time.
+    embeddings; on the CPU ``bytes``, what a first step adds to the process, and ``seconds`` of its
+    time.
     """
     torch.set_num_threads(1)
     begin = time.process_time()
-    steps = training(run.settings, corpus, run.seed)
-    model = next(steps)
+    steps = training(run.settings, corpus, run.seed, given.device)
+    model, on_cpu = next(steps), given.device == "cpu"
     tied = {id(parameter) for parameter in model.backbone.parameters()}
     own = [p for p in model.head.parameters() if id(p) not in tied]
     figures: dict[str, Any] = {
         "head_parameters": sum(parameter.numel() for parameter in own),
-        "bytes": peak_extra_bytes(lambda: next(steps)),
+        "bytes": peak_extra_bytes(lambda: next(steps)) if on_cpu else None,
     }
-    for _ in range(run.settings["steps"] - 1):
+    for _ in range(run.settings["steps"] - on_cpu):
         next(steps)
     valid = perplexity(model, corpus.valid)
     finite = math.isfinite(valid)
-    seconds = time.process_time() - begin
+    seconds = time.process_time() - begin if on_cpu else 0.0
     return figures | {"valid": valid if finite else None, "seconds": seconds}
 
 
 INTRODUCTION = f"""\
 A Llama of {LAYERS} layers and {WIDTH} features (RMSNorm), its embeddings tied to the output layer;
 AdamW, a warmed-up cosine for each run, steps of {WINDOWS} windows of {WINDOW} subwords. The rate of
-the longer runs is {LONG_RATE:g} for all heads: in runs of {TRIED} steps the best one of the softmax
-and of the forest, and within 2% of the best of the others. *Valid* is the perplexity of the first
-{VALID_TOKENS:,} tokens. *Parameters* are those beside the embeddings. *Memory* is what a first
-step adds to the process: gradients, optimizer state and workspaces, those of the backbone included.
+each head was chosen among several in runs of {STEPS:,} steps with the first seed. ± is the standard
+deviation over seeds. *Valid* is the perplexity of the first {VALID_TOKENS:,} tokens. *Step* and
+*memory* are of a CPU: memory is what a first step adds to the process, gradients, optimizer state
+and workspaces, those of the backbone included. *Parameters* are those beside the embeddings.
 """
 
 
@@ -261,9 +266,15 @@ def _table(found: Sequence[Result], shares: Mapping[str, float], long: bool) -> 
         ("seeds", lambda r: len(r.runs), str),
         ("step / softmax", lambda r: shares.get(_timed_as(r)), decimals(2)),
         ("parameters", lambda r: r.mean("head_parameters"), "{:,.0f}".format),
-        ("memory, MiB", lambda r: (r.mean("bytes") or 0) / 2**20, decimals(0)),
+        ("memory, MiB", _mebibytes, decimals(0)),
     ]
     return table(f"After {LONG if long else STEPS:,} steps", shown, columns)
+
+
+def _mebibytes(result: Result) -> float | None:
+    """Mean of the runs on a CPU."""
+    known = [bytes for run in result.runs if (bytes := run["bytes"]) is not None]
+    return fmean(known) / 2**20 if known else None
 
 
 def _picture(found: Sequence[Result], shares: Mapping[str, float]) -> Any:
@@ -300,6 +311,7 @@ STUDY = PlannedStudy(
     ],
     load=load,
     time_steps=_time_steps,
+    devices=("cpu", "cuda"),
 )
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 makes the runs that are missing in benchmarks/results/trees-study.json, in the order of their
 importance, and the page beside it. The learning rate of every contender is chosen among several
 with the first seed, then further seeds follow. A run that was interrupted is resumed. Each run has
-one thread. On an idle machine,
+one thread, or with --device cuda a GPU. On an idle machine,
 
     python -m benchmarks.trees_study --data ptb/ --times
 
@@ -46,7 +46,7 @@ COMMON: dict[str, Any] = {
 }
 SHORT = {"epochs": 2}
 """What differs in the runs that compare shapes."""
-ELSEWHERE = {"device": "cpu", "threads": 1, "save_interval": 120.0}
+ELSEWHERE: dict[str, Any] = {"device": "cpu", "threads": 1, "save_interval": 120.0}
 """Settings without an effect on the result."""
 
 FACTOR, RATE, DECAY = "head_learning_rate_factor", "learning_rate", "weight_decay"
@@ -200,15 +200,13 @@ CONTENDERS: Sequence[Contender] = tuple(_all())
 
 
 def _config(settings: Mapping[str, Any], **more: Any) -> TrainConfig:
-    return TrainConfig(**settings, **ELSEWHERE, **more)
+    return TrainConfig(**settings, **ELSEWHERE | more)
 
 
 def measure(run: PlannedRun, corpus: Corpus, given: argparse.Namespace) -> dict[str, Any]:
     """Train a model in a folder of its own."""
-    folder = str(given.runs / run.name)
-    return measured_run(
-        _config(run.settings, data=str(given.data), run=folder, seed=run.seed), corpus
-    )
+    own = {"data": str(given.data), "run": str(given.runs / run.name), "seed": run.seed}
+    return measured_run(_config(run.settings, device=given.device, **own), corpus)
 
 
 def _time_steps(corpus: Corpus, records: Records) -> None:
@@ -223,6 +221,7 @@ STUDY = PlannedStudy(
     report,
     ["python -m benchmarks.trees_study --data ptb/"],
     time_steps=_time_steps,
+    devices=("cpu", "cuda"),
 )
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ class PlannedStudy:
         load: reads the text of ``--data``.
         time_steps: times training steps for the page, given the text and the records; None: there
             is no ``--times``.
+        devices: devices that ``measure`` can run on, the default first; it reads ``--device``.
     """
 
     name: str
@@ -45,6 +46,7 @@ class PlannedStudy:
     commands: Sequence[str]
     load: Callable[[Path], Corpus] = load_corpus
     time_steps: Callable[[Corpus, Records], None] | None = None
+    devices: Sequence[str] = ("cpu",)
 
     def files(self, records: Records) -> dict[str, Any]:
         report = self.report(self.contenders, records)
@@ -103,6 +105,9 @@ class PlannedStudy:
         add("--data", type=Path, metavar="FOLDER", help="folder of the text")
         add("--only", nargs="+", metavar="NAME", choices=names, default=[], help=shown)
         add("--limit", type=count, metavar="N", help="stop after N more runs")
+        if len(self.devices) > 1:
+            text = "device of the runs (default: %(default)s)"
+            add("--device", choices=self.devices, default=self.devices[0], help=text)
         for name, metavar, default, text in (
             ("runs", "FOLDER", Path("studies", self.name), "folder for run folders"),
             (
