@@ -2,6 +2,8 @@
 // target_log_softmax.
 #pragma once
 
+#include <algorithm>
+
 #include "common.cuh"
 #include "logit_function.h"
 
@@ -256,7 +258,9 @@ void with_table(const LogitFunction& function, Run run) {
 // grad of 0 adds nothing. A NaN element counts as outside and makes all of row 0 NaN. Which block has which
 // element depends only on the sizes of the arrays.
 
-constexpr int most_sum_blocks = 1024;
+// At 1024 threads each, a few for each multiprocessor. It is the same for every device, so that the order of
+// sums is too.
+constexpr int most_sum_blocks = 512;
 constexpr int table_threads = 256;
 
 // Views of a workspace of interval_sums_bytes, zero-filled, aligned to 8 bytes.
@@ -284,12 +288,28 @@ inline int64_t interval_sums_bytes(const LogitFunction& function) {
   return 8 * (1 + function.intervals * function.width + 4 * most_sum_blocks);
 }
 
-// Bytes of shared memory for the sums of each of `blocks` blocks, at most `most`. 0: every addition goes to
-// global memory.
-inline size_t private_bytes(const LogitFunction& function, int64_t elements, int64_t blocks, int64_t most) {
-  const int64_t entries = function.intervals * function.width;
-  return 8 * entries <= most && entries * blocks <= elements ? 8 * entries : 0;
+// Bytes of dynamic shared memory that a block may have for a multiprocessor to hold 1024 threads in such blocks;
+// 2 KiB less than its share, for static memory and the system.
+inline int64_t most_dynamic_bytes(int threads) {
+  return shared_memory_limit() * threads / 1024 - (2 << 10);
 }
+
+// The intervals in the middle of the table, where most elements lie. Each block adds up their sums in its shared
+// memory, those of the others in global memory.
+struct Window {
+  int first = 0, intervals = 0;
+
+  Window() = default;
+  // As many as fit, and as pay: a block clears its sums and adds them to global memory, so it must have at least
+  // as many elements.
+  Window(const LogitFunction& function, int64_t elements, int64_t blocks, int threads) {
+    int64_t most = most_dynamic_bytes(threads) / (8 * function.width);
+    most = std::min({most, function.intervals, elements / (blocks * function.width)});
+    first = static_cast<int>((function.intervals - most) / 2);
+    intervals = static_cast<int>(most);
+  }
+  size_t bytes(const LogitFunction& function) const { return size_t{8} * intervals * function.width; }
+};
 
 // Bits of |x|, ordered as |x|, with NaN above all numbers.
 __device__ __forceinline__ unsigned long long magnitude_bits(double x) {
@@ -330,15 +350,13 @@ __device__ __forceinline__ int quantum_exponent(double count, double largest) {
 template <typename S, int Width, int Threads>
 class IntervalSums {
  public:
-  __device__ IntervalSums(const SumWorkspace& workspace, double count, bool is_private)
-      : workspace_(workspace), is_private_(is_private) {
+  __device__ IntervalSums(const SumWorkspace& workspace, const Window& window, double count)
+      : workspace_(workspace), window_(window) {
     const int e = quantum_exponent(count, from_bits(*workspace.largest));
     first_ = S(ldexp(1.0, e / 2));
     second_ = S(ldexp(1.0, e - e / 2));
-    if (is_private) {
-      for (int i = threadIdx.x; i < workspace.entries; i += Threads) private_sums()[i] = 0;
-      __syncthreads();
-    }
+    for (int i = threadIdx.x; i < 2 * Width * window.intervals; i += Threads) halves()[i] = 0;
+    __syncthreads();
   }
 
   using Point = typename Piecewise<S, Width>::Point;
@@ -374,13 +392,17 @@ class IntervalSums {
   __device__ __forceinline__ void add_inside(const Point& point, S grad) {
     const S u = point.u;
     grad = grad * first_ * second_;
-    const int64_t at = static_cast<int64_t>(point.interval) * Width;
-    add_integer(at, grad);
-    add_integer(at + 1, grad * u);
+    unsigned long long integer[Width] = {to_integer(grad), to_integer(grad * u)};
     if constexpr (Width == 4) {
       const S inside = point.inside, rest = u - inside;
-      add_integer(at + 2, grad * (inside * (inside + 2 * rest)));
-      add_integer(at + 3, grad * (inside * inside * (inside + 3 * rest)));
+      integer[2] = to_integer(grad * (inside * (inside + 2 * rest)));
+      integer[3] = to_integer(grad * (inside * inside * (inside + 3 * rest)));
+    }
+    const auto place = static_cast<unsigned>(point.interval - window_.first);
+    if (place < static_cast<unsigned>(window_.intervals)) {
+      add_private(place, integer);
+    } else {
+      for (int m = 0; m < Width; ++m) add_global(point.interval, m, integer[m]);
     }
   }
 
@@ -394,34 +416,46 @@ class IntervalSums {
       const double sum = block_sum<Threads>(outside_[k], scratch);
       if (threadIdx.x == 0) workspace_.outside[4 * block + k] = sum;
     }
-    if (!is_private_) return;
-    for (int i = threadIdx.x; i < workspace_.entries; i += Threads) {
-      if (private_sums()[i] != 0) atomicAdd(workspace_.sum + i, private_sums()[i]);
+    for (int i = threadIdx.x; i < window_.intervals; i += Threads) {
+      for (int m = 0; m < Width; ++m) {
+        const unsigned long long low = *half(m, 0, i), high = *half(m, 1, i);
+        add_global(window_.first + i, m, high << 32 | low);
+      }
     }
   }
 
  private:
-  static __device__ __forceinline__ unsigned long long* private_sums() {
-    return reinterpret_cast<unsigned long long*>(HSTREE_SHARED_MEMORY);
+  static __device__ __forceinline__ unsigned* halves() {
+    return reinterpret_cast<unsigned*>(HSTREE_SHARED_MEMORY);
   }
-  __device__ __forceinline__ void add_integer(int64_t at, S value) {
-    const unsigned long long integer = static_cast<unsigned long long>(round_to_integer(value));
-    if (integer == 0) return;
-    if (!is_private_) {
-      atomicAdd(workspace_.sum + at, integer);
-      return;
+  // Half of sum m of an interval of the window. Equal halves of all intervals are consecutive, so that any bank
+  // has some of them.
+  __device__ __forceinline__ unsigned* half(int m, int is_high, int place) const {
+    return halves() + ((2 * m + is_high) * window_.intervals + place);
+  }
+  static __device__ __forceinline__ unsigned long long to_integer(S value) {
+    return static_cast<unsigned long long>(round_to_integer(value));
+  }
+  __device__ __forceinline__ void add_global(int interval, int m, unsigned long long integer) {
+    if (integer != 0) atomicAdd(workspace_.sum + static_cast<int64_t>(interval) * Width + m, integer);
+  }
+  // Shared memory has 32-bit hardware additions, not 64-bit ones: adds both halves, with the carry of the lower
+  // one.
+  __device__ __forceinline__ void add_private(int place, const unsigned long long (&integer)[Width]) {
+    unsigned before[Width];
+#pragma unroll
+    for (int m = 0; m < Width; ++m)
+      before[m] = atomicAdd(half(m, 0, place), static_cast<unsigned>(integer[m]));
+#pragma unroll
+    for (int m = 0; m < Width; ++m) {
+      const auto low = static_cast<unsigned>(integer[m]);
+      const unsigned high = static_cast<unsigned>(integer[m] >> 32) + (before[m] + low < low ? 1u : 0u);
+      if (high != 0) atomicAdd(half(m, 1, place), high);
     }
-    // Shared memory has 32-bit hardware additions, not 64-bit ones: add both halves, with the carry of the
-    // lower one.
-    unsigned* half = reinterpret_cast<unsigned*>(private_sums() + at);
-    const unsigned low = static_cast<unsigned>(integer);
-    const unsigned before = atomicAdd(half, low);
-    const unsigned high = static_cast<unsigned>(integer >> 32) + (before + low < low ? 1u : 0u);
-    if (high != 0) atomicAdd(half + 1, high);
   }
 
   const SumWorkspace workspace_;
-  const bool is_private_;
+  const Window window_;
   S first_, second_;  // their product is 2^e
   double outside_[4] = {};
 };

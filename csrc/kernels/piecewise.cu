@@ -6,9 +6,7 @@ namespace {
 
 constexpr int threads = 1024;
 // Each block copies a table or adds up its sums, so the number of blocks is just enough to fill a GPU twice.
-// It is the same for every device, so that the order of sums is too.
 constexpr int most_blocks = 256;
-constexpr int64_t shared_reserve = 1 << 10;  // static memory and the system's share
 
 // Number of groups of elements that a thread loads at once, limited by the registers of 1024 threads: 64 KiB
 // for each block.
@@ -157,12 +155,12 @@ __global__ void __launch_bounds__(threads)
 //   NaN, all sums are NaN.
 // Work and bytes O(size): grad, input, grad_input once, the slope of one interval and Width integers for each
 //   element.
-// Integer atomics, in shared memory if is_private; the coefficients of f' are in shared memory too if
+// Integer atomics, in shared memory for the window; behind its sums are the coefficients of f' if
 //   is_staged. Deterministic on every device: which elements are late depends only on grad and its size.
 // The threads of the grid stride over groups of 16 bytes, backward_steps of input and of grad in flight.
 template <typename T, int Width>
 __global__ void __launch_bounds__(threads)
-    piecewise_backward_kernel(Piecewise<Sum<T>, Width> function, int64_t size, bool aligned, bool is_private,
+    piecewise_backward_kernel(Piecewise<Sum<T>, Width> function, int64_t size, bool aligned, Window window,
                               bool is_staged, const T* grad, const T* input, SumWorkspace workspace,
                               LateWorkspace late, T* grad_input) {
   using S = Sum<T>;
@@ -176,7 +174,7 @@ __global__ void __launch_bounds__(threads)
   const S* rise = function.table + 1;
   int pitch = 2;
   if (is_staged) {
-    auto* copy = reinterpret_cast<S*>(HSTREE_SHARED_MEMORY + 8 * workspace.entries);
+    auto* copy = reinterpret_cast<S*>(HSTREE_SHARED_MEMORY + 8 * Width * window.intervals);
     constexpr int width = slope_width<Width>;
     const int64_t count = workspace.entries / Width * width;
     for (int64_t i = threadIdx.x; i < count; i += threads)
@@ -184,8 +182,7 @@ __global__ void __launch_bounds__(threads)
     rise = function.table = copy;
     pitch = 1;
   }
-  __syncthreads();
-  IntervalSums<S, Width, threads> sums(workspace, static_cast<double>(size), is_private);
+  IntervalSums<S, Width, threads> sums(workspace, window, static_cast<double>(size));
   const Bits limit = magnitude_bits(static_cast<S>(from_bits(*workspace.largest)));
   Bits largest = 0;
   // x <- g f'(x), for the elements from `first` on.
@@ -262,7 +259,7 @@ __global__ void __launch_bounds__(threads)
   const auto limit = magnitude_bits(static_cast<S>(from_bits(*workspace.largest)));
   workspace.largest = late.further.largest;
   workspace.sum = late.further.sum;
-  IntervalSums<S, Width, threads> sums(workspace, static_cast<double>(size), false);
+  IntervalSums<S, Width, threads> sums(workspace, Window(), static_cast<double>(size));
   const auto add = [&](int64_t element) {
     const auto point = function.locate(to_sum(input[element]));
     if (sums.is_inside(point)) sums.add_inside(point, to_sum(grad[element]));
@@ -287,11 +284,6 @@ int64_t blocks_of(int64_t elements, int group) {
 
 static_assert(most_blocks <= most_sum_blocks);
 
-// Largest dynamic shared memory of a block of these kernels.
-int64_t shared_bytes() {
-  return shared_memory_limit() - shared_reserve;
-}
-
 }  // namespace
 
 void piecewise(ScalarType type, const LogitFunction& function, int64_t elements, const void* input,
@@ -303,7 +295,7 @@ void piecewise(ScalarType type, const LogitFunction& function, int64_t elements,
     const auto grid = static_cast<unsigned>(blocks_of(elements, group_size<T>));
     const int64_t entries = function.intervals * function.width;
     const int64_t table_bytes = entries * static_cast<int64_t>(sizeof(Sum<T>));
-    const bool is_staged = table_bytes <= shared_bytes() / 2 && entries * grid <= elements;
+    const bool is_staged = table_bytes <= most_dynamic_bytes(threads) / 2 && entries * grid <= elements;
     with_table<Sum<T>>(function, [&](auto f) {
       launch(piecewise_kernel<T, f.width>, grid, threads, is_staged ? table_bytes : 0, stream, f,
              function.intervals, is_staged, elements, aligned, static_cast<const T*>(input),
@@ -328,7 +320,8 @@ void piecewise_backward(ScalarType type, const LogitFunction& function, int64_t 
     const int64_t blocks = blocks_of(elements, group_size<T>);
     const auto grid = static_cast<unsigned>(blocks);
     const auto sampled = static_cast<unsigned>(blocks < sample_blocks ? blocks : sample_blocks);
-    const size_t sum_bytes = private_bytes(function, elements, blocks, shared_bytes());
+    const Window window(function, elements, blocks, threads);
+    const size_t sum_bytes = window.bytes(function);
     const SumWorkspace sums(function, workspace);
     const LateWorkspace late(function,
                              static_cast<unsigned char*>(workspace) + interval_sums_bytes(function));
@@ -336,10 +329,10 @@ void piecewise_backward(ScalarType type, const LogitFunction& function, int64_t 
     with_table<Sum<T>>(function, [&](auto f) {
       const int64_t slopes = function.intervals * slope_width<f.width>;
       const size_t bytes = sum_bytes + static_cast<size_t>(slopes) * sizeof(Sum<T>);
-      const bool is_staged = sum_bytes > 0 && static_cast<int64_t>(bytes) <= shared_bytes();
+      const bool is_staged = window.intervals == function.intervals &&
+                             static_cast<int64_t>(bytes) <= most_dynamic_bytes(threads);
       launch(piecewise_backward_kernel<T, f.width>, grid, threads, is_staged ? bytes : sum_bytes, stream, f,
-             elements, aligned, sum_bytes > 0, is_staged, grads, inputs, sums, late,
-             static_cast<T*>(grad_input));
+             elements, aligned, window, is_staged, grads, inputs, sums, late, static_cast<T*>(grad_input));
       if (elements > sample_size<T>)
         launch(late_sums_kernel<T, f.width>, grid, threads, 0, stream, f, elements, aligned_to_16(grad),
                grads, inputs, sums, late);

@@ -5,7 +5,6 @@ namespace hstree {
 namespace {
 
 constexpr int max_threads = 256;
-constexpr int64_t most_private_bytes = 32 << 10;  // sums of a table, of each block
 constexpr int64_t ignored_row = -1;
 
 // ---- rows of classes, divided among threads in groups of 16 bytes. In both classes below, V fixes which
@@ -114,8 +113,8 @@ class RegisterRow {
 
 template <typename S>
 using ForwardBlock = MemoryRow<S, 512, 512>;
-template <typename S>
-using BackwardBlock = MemoryRow<S, 256, 256>;
+template <typename S, int Threads>
+using BackwardBlock = MemoryRow<S, Threads, Threads>;
 template <typename S>
 using BackwardWarp = MemoryRow<S, 32, 256>;
 
@@ -209,7 +208,7 @@ __global__ void __launch_bounds__(max_threads)
 template <typename S, typename F, int Threads>
 struct TableSums {
   struct Scratch {};
-  __device__ TableSums(const SumWorkspace&, double, bool) {}
+  __device__ TableSums(const SumWorkspace&, const Window&, double) {}
   __device__ void add(const typename F::Point&, S) {}
   __device__ void add_nan() {}
   __device__ void finish(int, Scratch*) {}
@@ -231,6 +230,16 @@ struct Fixed : F {
   explicit Fixed(const F& f) : F(f) {}
 };
 
+// Whether TableSums of f has sums.
+template <typename F>
+constexpr bool sums_table = false;
+template <typename S, int Width>
+constexpr bool sums_table<Piecewise<S, Width>> = true;
+
+// Threads of a block for a row: with sums of a table all of a multiprocessor, for the largest window.
+template <typename F>
+constexpr int row_threads = sums_table<F> ? 1024 : 256;
+
 constexpr double large_normalizer = 64;
 
 // x[r, v] <- g f'(x[r, v]), g = grad_log_prob[r] ([v = target[r]] - p),
@@ -247,18 +256,18 @@ constexpr double large_normalizer = 64;
 //   outside.
 // Work O(R V): f and exp once for each logit. Bytes: logits read once and written once; with a table one
 //   interval of it and Width integers for each logit.
-// Integer atomics, only for the sums, in shared memory if is_private. Deterministic on every device.
+// Integer atomics, only for the sums, in shared memory for the window. Deterministic on every device.
 // Warps or blocks (see Row) stride over the rows; the threads of each stride over the row's groups of 16
 //   bytes. SigSoftmax: Kanai et al., "Sigsoftmax: reanalysis of the softmax bottleneck" (NeurIPS 2018).
 template <typename S, typename F, typename Row>
-__global__ void __launch_bounds__(Row::threads, sizeof(S) == 8 ? 3 : 4)
+__global__ void __launch_bounds__(Row::threads, 1024 / Row::threads)
     target_log_softmax_backward_kernel(F function, MonotoneSizes sizes, MonotoneBackward tensors, S* logits,
-                                       SumWorkspace workspace, bool is_private) {
+                                       SumWorkspace workspace, Window window) {
   constexpr int group = group_size<S>;
   using Sums = TableSums<S, F, Row::threads>;
   __shared__ typename Row::Scratch scratch;
   __shared__ typename Sums::Scratch sum_scratch;
-  Sums sums(workspace, 2.0 * static_cast<double>(sizes.rows), is_private);
+  Sums sums(workspace, window, 2.0 * static_cast<double>(sizes.rows));
   for (int64_t r = Row::first(); r < sizes.rows; r += int64_t(gridDim.x) * Row::rows) {
     Row row(logits + r * sizes.stride, sizes.classes, &scratch);
     const int64_t target = tensors.target[r];
@@ -353,24 +362,25 @@ void target_log_softmax_backward(ScalarType type, const LogitFunction& function,
       launch(largest_row_grad_kernel<S>, grid_size(max_blocks < 64 ? max_blocks : 64), max_threads, 0, stream,
              sizes, tensors, sums.largest);
     }
-    with_row<S, BackwardWarp<S>, BackwardBlock<S>>(sizes, [&](auto row) {
-      using Row = typename decltype(row)::type;
-      int64_t blocks = divide_up(sizes.rows, Row::rows);
-      size_t bytes = 0;
-      if (sum_table) {
-        if (blocks > most_sum_blocks) blocks = most_sum_blocks;
-        bytes = private_bytes(function, sizes.rows * sizes.classes, blocks, most_private_bytes);
-      }
-      const auto run = [&](auto f) {
-        launch(target_log_softmax_backward_kernel<S, decltype(f), Row>, grid_size(blocks), Row::threads,
-               bytes, stream, f, sizes, tensors, static_cast<S*>(logits), sums, bytes > 0);
-      };
-      if (function.table == nullptr || sum_table) {
-        with_function<S>(function, run);
-      } else {
-        with_table<S>(function, [&](auto f) { run(Fixed<decltype(f)>(f)); });
-      }
-    });
+    const auto run = [&](auto f) {
+      using F = decltype(f);
+      with_row<S, BackwardWarp<S>, BackwardBlock<S, row_threads<F>>>(sizes, [&](auto row) {
+        using Row = typename decltype(row)::type;
+        int64_t blocks = divide_up(sizes.rows, Row::rows);
+        Window window;
+        if constexpr (sums_table<F>) {
+          blocks = std::min<int64_t>(blocks, most_sum_blocks);
+          window = Window(function, sizes.rows * sizes.classes, blocks, Row::threads);
+        }
+        launch(target_log_softmax_backward_kernel<S, F, Row>, grid_size(blocks), Row::threads,
+               window.bytes(function), stream, f, sizes, tensors, static_cast<S*>(logits), sums, window);
+      });
+    };
+    if (function.table == nullptr || sum_table) {
+      with_function<S>(function, run);
+    } else {
+      with_table<S>(function, [&](auto f) { run(Fixed<decltype(f)>(f)); });
+    }
     if (sum_table)
       write_interval_sums(function, sums, FurtherSums(), 2.0 * static_cast<double>(sizes.rows), grad_table,
                           stream);

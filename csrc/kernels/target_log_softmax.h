@@ -27,7 +27,7 @@ void target_log_softmax(ScalarType type, const LogitFunction& function, const Mo
                         const void* logits, const int64_t* target, void* log_prob, void* log_normalizer,
                         cudaStream_t stream);
 
-// Size of the workspace of target_log_softmax_backward: 8 bytes for each element of the table, and 32 KiB;
+// Size of the workspace of target_log_softmax_backward: 8 bytes for each element of the table, and 16 KiB;
 // 0 without a table.
 int64_t monotone_workspace_bytes(const LogitFunction& function);
 

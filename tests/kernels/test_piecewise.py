@@ -63,7 +63,7 @@ def test_sums_that_leave_no_room_for_static_shared_memory(intervals: int, width:
 
 def test_same_bits_whatever_shared_memory_there_is(library: EmulatedLibrary) -> None:
     """Room for the table, the sums (16,000 bytes) and the slopes (4,000); not for the slopes; for
-    nothing. Only millions of elements have tables that need more than the least device has."""
+    some of the sums. Only millions of elements need more than the least device has."""
     batch = piecewise_batch(PiecewiseCase("", (16_384,), intervals=1000), 2, torch.float16)
     results = []
     for kib in (227, 20, 16):

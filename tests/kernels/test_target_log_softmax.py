@@ -10,14 +10,16 @@ import torch
 from cuda_emu.library import EmulatedLibrary
 from ops.cases import name_of
 from ops.logit_function_cases import (
+    CPU,
     EDGES,
     FUNCTIONS,
     MonotoneCase,
+    check_monotone,
     monotone_batch,
     monotone_gradients,
 )
 
-from kernels.emulation import check_every_order, emulated_tests
+from kernels.emulation import bits, check_every_order, emulated_tests
 from kernels.logit_cases import check_misaligned_rows, check_spoilt_rows
 
 pytestmark = emulated_tests
@@ -40,6 +42,22 @@ def test_same_bits_in_every_scheduling_order(library: EmulatedLibrary, case: Mon
 def test_same_bits_at_every_alignment(dtype: torch.dtype, width: int, classes: int) -> None:
     case = MonotoneCase("", rows=5, classes=classes, intervals=12, width=width)
     check_misaligned_rows(case, dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize(("rows", "classes"), [(8, 500), (1, 30_000)])  # warps and a block
+def test_same_bits_whatever_the_window(
+    library: EmulatedLibrary, rows: int, classes: int, width: int, dtype: torch.dtype
+) -> None:
+    """Sums in shared memory for some of the intervals, at 227 KiB for more of them than at 99."""
+    case = MonotoneCase("", rows, classes, intervals=40_000 // width, width=width, ignored=0.0)
+    results = []
+    for kib in (99, 227):
+        library.set_shared_limit(kib)
+        check_monotone(case, dtype, CPU)
+        results.append(bits(monotone_gradients(monotone_batch(case, dtype))))
+    assert results[0] == results[1]
 
 
 @dtypes

@@ -283,7 +283,7 @@ EDGES = (
       for classes in (256, 1024, 1025)),
     MonotoneCase("few intervals", rows=7, classes=90, intervals=5),
     MonotoneCase("few cubics", rows=7, classes=90, intervals=3, width=4),
-    MonotoneCase("several rows for each block of sums", rows=1500, classes=3, intervals=20),
+    MonotoneCase("several rows for each block of sums", rows=4200, classes=3, intervals=20),
 )  # fmt: skip
 MONOTONE_CASES = (
     *(MonotoneCase(f"{f}, {s}", **options, **shape)
