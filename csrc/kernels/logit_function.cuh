@@ -90,6 +90,25 @@ __device__ __forceinline__ void store_raw(void* address, uint4 raw) {
 #endif
 }
 
+// A vector of 16 or 8 bytes in one access.
+template <typename T, int Count>
+__device__ __forceinline__ void store_pack(T* address, const T (&element)[Count]) {
+  if constexpr (sizeof element == 16) {
+    uint4 raw;
+    memcpy(&raw, element, sizeof raw);
+    store_raw(address, raw);
+  } else {
+    static_assert(sizeof element == 8);
+    uint2 raw;
+    memcpy(&raw, element, sizeof raw);
+#ifdef __CUDACC__
+    __stwb(reinterpret_cast<uint2*>(address), raw);
+#else
+    *reinterpret_cast<uint2*>(address) = raw;
+#endif
+  }
+}
+
 // values = array[begin ...], `fill` from size on.
 template <typename T>
 __device__ __forceinline__ void load_group(const T* array, int64_t begin, int64_t size, bool aligned,

@@ -11,15 +11,16 @@ constexpr int64_t ignored_row = -1;
 // thread has which class, and the order of every sum.
 //
 // each(step) calls step(begin, values) with the groups of this thread; values beyond V are -inf. fill(value)
-// writes value to the whole row, write(begin, values) one group. max and sum reduce one value of each thread
-// and return the result to all.
+// writes value to the whole row of results, write(begin, values) one group, rounded to Out. max and sum reduce one
+// value of each thread and return the result to all.
 
 // A row for one warp or for a whole block of Threads, read from memory in each pass.
-template <typename S, int RowThreads, int Threads>
+template <typename S, int RowThreads, int Threads, typename Out = S>
 class MemoryRow {
   static_assert(RowThreads == 32 || RowThreads == Threads);
 
  public:
+  using Result = Out;
   static constexpr int threads = Threads;
   static constexpr int rows = Threads / RowThreads;  // of a block
   struct Scratch {
@@ -27,8 +28,16 @@ class MemoryRow {
     double sum[RowThreads / 32];
   };
 
-  __device__ MemoryRow(S* x, int64_t classes, Scratch* scratch)
-      : x_(x), classes_(classes), aligned_(aligned_to_16(x)), scratch_(scratch) {}
+  // out: may be x.
+  __device__ MemoryRow(const S* x, Out* out, int64_t classes, Scratch* scratch)
+      : x_(x),
+        out_(out),
+        classes_(classes),
+        aligned_(aligned_to_16(x)),
+        out_aligned_(aligned_to_16(out)),
+        scratch_(scratch) {}
+  __device__ MemoryRow(const S* x, int64_t classes, Scratch* scratch)
+      : MemoryRow(x, nullptr, classes, scratch) {}
   static __device__ __forceinline__ int64_t first() {
     return int64_t(blockIdx.x) * rows + threadIdx.x / RowThreads;
   }
@@ -48,7 +57,16 @@ class MemoryRow {
     for (int64_t begin = thread() * group; begin < classes_; begin += RowThreads * group) write(begin, value);
   }
   __device__ __forceinline__ void write(int64_t begin, const S (&value)[group_size<S>]) const {
-    store_group(x_, begin, classes_, aligned_, value);
+    Out rounded[group];
+#pragma unroll
+    for (int k = 0; k < group; ++k) store(rounded + k, value[k]);
+    if (out_aligned_ && begin + group <= classes_) {
+      store_pack(out_ + begin, rounded);
+    } else {
+#pragma unroll
+      for (int k = 0; k < group; ++k)
+        if (begin + k < classes_) out_[begin + k] = rounded[k];
+    }
   }
   __device__ __forceinline__ S max(S value) const {
     if constexpr (RowThreads == 32) {
@@ -67,9 +85,10 @@ class MemoryRow {
 
  private:
   static constexpr int group = group_size<S>;
-  S* x_;
+  const S* x_;
+  Out* out_;
   int64_t classes_;
-  bool aligned_;
+  bool aligned_, out_aligned_;
   Scratch* scratch_;
 };
 
@@ -113,10 +132,10 @@ class RegisterRow {
 
 template <typename S>
 using ForwardBlock = MemoryRow<S, 512, 512>;
-template <typename S, int Threads>
-using BackwardBlock = MemoryRow<S, Threads, Threads>;
-template <typename S>
-using BackwardWarp = MemoryRow<S, 32, 256>;
+template <typename S, int Threads, typename Out>
+using BackwardBlock = MemoryRow<S, Threads, Threads, Out>;
+template <typename S, typename Out>
+using BackwardWarp = MemoryRow<S, 32, 256, Out>;
 
 // log sum_v exp f(x_v) of a row as two terms: shift = f(max x) and the log of sum.
 template <typename S>
@@ -172,7 +191,7 @@ __global__ void __launch_bounds__(Row::threads)
     return;
   }
   const S* x = logits + r * sizes.stride;
-  const Row row(const_cast<S*>(x), sizes.classes, &scratch);
+  const Row row(x, sizes.classes, &scratch);
   const S chosen = x[target];
   const ExpSum<S> all = exp_sum<S>(function, row);
   if (Row::thread() != 0) return;
@@ -242,11 +261,12 @@ constexpr int row_threads = sums_table<F> ? 1024 : 256;
 
 constexpr double large_normalizer = 64;
 
-// x[r, v] <- g f'(x[r, v]), g = grad_log_prob[r] ([v = target[r]] - p),
+// out[r, v] = g f'(x[r, v]), g = grad_log_prob[r] ([v = target[r]] - p),
 //   p = exp(f(x[r, v]) - log_normalizer[r])
 // sums[j, m] = sum of g * w_m over the logits of interval j, w_m as at piecewise_backward_kernel, if f has a table
 // logits x [R, V], grad_log_prob, log_normalizer [R] of one type S, float32 or float64; target [R] int64;
-//   table [K, Width] S; contiguous. F: the function f. workspace: zero except for largest, which
+//   table [K, Width] S; contiguous; out [R, V] of Row::Result, which is S or has 16 bits: the logits themselves,
+//   or other rows of contiguous numbers. F: the function f. workspace: zero except for largest, which
 //   largest_row_grad_kernel wrote; ignored without a table.
 // Target -1: zeros, nothing added to the sums. A log_normalizer that is not finite, or another target outside
 //   [0, V): NaN, also in row 0 of the sums. Otherwise a logit of -inf has gradient 0 and adds nothing. R = 0:
@@ -261,7 +281,8 @@ constexpr double large_normalizer = 64;
 //   bytes. SigSoftmax: Kanai et al., "Sigsoftmax: reanalysis of the softmax bottleneck" (NeurIPS 2018).
 template <typename S, typename F, typename Row>
 __global__ void __launch_bounds__(Row::threads, 1024 / Row::threads)
-    target_log_softmax_backward_kernel(F function, MonotoneSizes sizes, MonotoneBackward tensors, S* logits,
+    target_log_softmax_backward_kernel(F function, MonotoneSizes sizes, MonotoneBackward tensors,
+                                       const S* logits, typename Row::Result* out, int64_t out_stride,
                                        SumWorkspace workspace, Window window) {
   constexpr int group = group_size<S>;
   using Sums = TableSums<S, F, Row::threads>;
@@ -269,7 +290,7 @@ __global__ void __launch_bounds__(Row::threads, 1024 / Row::threads)
   __shared__ typename Sums::Scratch sum_scratch;
   Sums sums(workspace, window, 2.0 * static_cast<double>(sizes.rows));
   for (int64_t r = Row::first(); r < sizes.rows; r += int64_t(gridDim.x) * Row::rows) {
-    Row row(logits + r * sizes.stride, sizes.classes, &scratch);
+    Row row(logits + r * sizes.stride, out + r * out_stride, sizes.classes, &scratch);
     const int64_t target = tensors.target[r];
     const S grad = static_cast<const S*>(tensors.grad_log_prob)[r];
     S shift = static_cast<const S*>(tensors.log_normalizer)[r], rest = 0;
@@ -349,8 +370,8 @@ int64_t monotone_workspace_bytes(const LogitFunction& function) {
 }
 
 void target_log_softmax_backward(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
-                                 const MonotoneBackward& tensors, void* logits, void* workspace,
-                                 double* grad_table, cudaStream_t stream) {
+                                 const MonotoneBackward& tensors, void* logits, const LowRows& low,
+                                 void* workspace, double* grad_table, cudaStream_t stream) {
   if (sizes.rows == 0) return;
   dispatch_wide(type, [&](auto tag) {
     using S = typename decltype(tag)::type;
@@ -362,9 +383,10 @@ void target_log_softmax_backward(ScalarType type, const LogitFunction& function,
       launch(largest_row_grad_kernel<S>, grid_size(max_blocks < 64 ? max_blocks : 64), max_threads, 0, stream,
              sizes, tensors, sums.largest);
     }
-    const auto run = [&](auto f) {
+    const auto run_into = [&](auto f, auto* out, int64_t out_stride) {
       using F = decltype(f);
-      with_row<S, BackwardWarp<S>, BackwardBlock<S, row_threads<F>>>(sizes, [&](auto row) {
+      using Out = std::remove_pointer_t<decltype(out)>;
+      with_row<S, BackwardWarp<S, Out>, BackwardBlock<S, row_threads<F>, Out>>(sizes, [&](auto row) {
         using Row = typename decltype(row)::type;
         int64_t blocks = divide_up(sizes.rows, Row::rows);
         Window window;
@@ -373,8 +395,18 @@ void target_log_softmax_backward(ScalarType type, const LogitFunction& function,
           window = Window(function, sizes.rows * sizes.classes, blocks, Row::threads);
         }
         launch(target_log_softmax_backward_kernel<S, F, Row>, grid_size(blocks), Row::threads,
-               window.bytes(function), stream, f, sizes, tensors, static_cast<S*>(logits), sums, window);
+               window.bytes(function), stream, f, sizes, tensors, static_cast<const S*>(logits), out,
+               out_stride, sums, window);
       });
+    };
+    const auto run = [&](auto f) {
+      if (low.rows == nullptr) return run_into(f, static_cast<S*>(logits), sizes.stride);
+      if constexpr (std::is_same_v<S, float>) {
+        if (low.type == ScalarType::bfloat16)
+          return run_into(f, static_cast<__nv_bfloat16*>(low.rows), low.stride);
+        if (low.type == ScalarType::float16) return run_into(f, static_cast<__half*>(low.rows), low.stride);
+      }
+      throw std::runtime_error("hstree: target_log_softmax rounds gradients of float32 to 16 bits only");
     };
     if (function.table == nullptr || sum_table) {
       with_function<S>(function, run);

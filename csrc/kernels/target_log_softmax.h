@@ -37,11 +37,19 @@ struct MonotoneBackward {
   const void* log_normalizer;  // [R], from target_log_softmax
 };
 
-// logits [R, V]: replaced by the gradient with respect to them. grad_table: float64, shape of the table,
+// Rows of 16-bit numbers, with gaps between them; none if rows is null.
+struct LowRows {
+  void* rows = nullptr;
+  int64_t stride = 0;                      // from a row to the next
+  ScalarType type = ScalarType::bfloat16;  // or float16
+};
+
+// logits [R, V], and low [R, V], for logits in float32: the gradient with respect to them is rounded to low if
+// that is given, and replaces the logits otherwise. grad_table: float64, shape of the table,
 // zero-filled if rows is 0, otherwise arbitrary; null if not needed. workspace: monotone_workspace_bytes,
 // zero-filled, aligned to 8 bytes. Without a table or grad_table, both are ignored.
 void target_log_softmax_backward(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
-                                 const MonotoneBackward& tensors, void* logits, void* workspace,
-                                 double* grad_table, cudaStream_t stream);
+                                 const MonotoneBackward& tensors, void* logits, const LowRows& low,
+                                 void* workspace, double* grad_table, cudaStream_t stream);
 
 }  // namespace hstree

@@ -143,4 +143,20 @@ inline Tensor checked_row_values(const MonotoneArguments& arguments, const char*
   return torch::stable::contiguous(values);
 }
 
+// low: 16-bit rows for the gradient of float32 logits, with gaps between them.
+inline void check_low(const MonotoneArguments& arguments, const std::optional<Tensor>& low) {
+  if (!low) return;
+  check_dim(arguments.op, "low", *low, 2, "[R, V]");
+  check_size(arguments.op, "low", *low, 0, arguments.rows(), "rows of logits");
+  check_size(arguments.op, "low", *low, 1, arguments.classes(), "classes of logits");
+  const Dtype dtype = low->scalar_type();
+  check(dtype == Dtype::BFloat16 || dtype == Dtype::Half, arguments.op,
+        ": low: expected dtype bfloat16 or float16, got ", torch::headeronly::toString(dtype));
+  check(arguments.type == ScalarType::float32, arguments.op,
+        ": low: expected None for logits that are not float32, got ", torch::headeronly::toString(dtype));
+  check_like(arguments.op, "low", *low, "logits", arguments.logits, dtype);
+  check(low->stride(1) == 1 && low->stride(0) >= low->size(1), arguments.op,
+        ": low: expected contiguous rows, got strides ", low->stride(0), " and ", low->stride(1));
+}
+
 }  // namespace hstree

@@ -41,12 +41,13 @@ std::tuple<Tensor, Tensor> target_log_softmax_cpu(const Tensor& logits, const Te
 
 Tensor target_log_softmax_backward_cpu(const Tensor& logits, const Tensor& grad_log_prob,
                                        const Tensor& target, const Tensor& log_normalizer, double c, double k,
-                                       const std::optional<Tensor>& table, double radius,
-                                       bool table_gradient) {
+                                       const std::optional<Tensor>& table, double radius, bool table_gradient,
+                                       const std::optional<Tensor>& low) {
   const MonotoneArguments a =
       monotone_arguments("hstree::target_log_softmax_backward_", true, logits, target, c, k, table, radius);
   const Tensor grad = checked_row_values(a, "grad_log_prob", grad_log_prob);
   const Tensor kept = checked_row_values(a, "log_normalizer", log_normalizer);
+  check_low(a, low);
   const Tensor grad_table = empty(logits, grad_table_shape(a, table_gradient), Dtype::Double);
   dispatch_logits(a, [&](auto element) {
     using A = decltype(element);
@@ -54,6 +55,7 @@ Tensor target_log_softmax_backward_cpu(const Tensor& logits, const Tensor& grad_
                                         const_data<A>(kept),
                                         table_gradient ? data<double>(grad_table) : nullptr);
   });
+  if (low) torch::stable::copy_(*low, logits);
   return grad_table;
 }
 
@@ -64,6 +66,7 @@ std::tuple<Tensor, Tensor> target_log_softmax_gradient_cpu(const Tensor& logits,
   const MonotoneArguments a =
       monotone_arguments("hstree::target_log_softmax_gradient_", true, logits, target, c, k, table, radius);
   const Tensor grad = checked_row_values(a, "grad_log_prob", grad_log_prob);
+  check_low(a, low);
   const Tensor log_prob = empty(a.logits, {a.rows()}, a.logits.scalar_type());
   const Tensor grad_table = empty(logits, grad_table_shape(a, table_gradient), Dtype::Double);
   dispatch_logits(a, [&](auto element) {
@@ -72,6 +75,7 @@ std::tuple<Tensor, Tensor> target_log_softmax_gradient_cpu(const Tensor& logits,
                                         data<A>(log_prob),
                                         table_gradient ? data<double>(grad_table) : nullptr);
   });
+  if (low) torch::stable::copy_(*low, logits);
   return {log_prob, grad_table};
 }
 
@@ -83,12 +87,14 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
       "(Tensor, Tensor)");
   m.def(
       "target_log_softmax_backward_(Tensor(a!) logits, Tensor grad_log_prob, Tensor target, Tensor "
-      "log_normalizer, float c, float k, Tensor? table, float radius, bool table_gradient=True) -> Tensor");
-  // Forward and backward in one pass, for a grad_log_prob known beforehand: the gradient overwrites logits.
+      "log_normalizer, float c, float k, Tensor? table, float radius, bool table_gradient=True, "
+      "Tensor(b!)? low=None) -> Tensor");
+  // Forward and backward in one pass, for a grad_log_prob known beforehand: the gradient overwrites logits, or is
+  // rounded to low, which leaves arbitrary numbers in logits.
   m.def(
       "target_log_softmax_gradient_(Tensor(a!) logits, Tensor grad_log_prob, Tensor target, float c, float "
       "k, "
-      "Tensor? table, float radius, bool table_gradient=True) -> (Tensor, Tensor)");
+      "Tensor? table, float radius, bool table_gradient=True, Tensor(b!)? low=None) -> (Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {

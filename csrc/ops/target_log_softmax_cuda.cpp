@@ -29,11 +29,12 @@ std::tuple<Tensor, Tensor> target_log_softmax_cuda(const Tensor& logits, const T
 Tensor target_log_softmax_backward_cuda(const Tensor& logits, const Tensor& grad_log_prob,
                                         const Tensor& target, const Tensor& log_normalizer, double c,
                                         double k, const std::optional<Tensor>& table, double radius,
-                                        bool table_gradient) {
+                                        bool table_gradient, const std::optional<Tensor>& low) {
   const MonotoneArguments a = monotone_arguments("hstree::target_log_softmax_backward_", true, logits, target,
                                                  c, k, aligned_table(table), radius);
   const Tensor grad = checked_row_values(a, "grad_log_prob", grad_log_prob);
   const Tensor kept = checked_row_values(a, "log_normalizer", log_normalizer);
+  check_low(a, low);
   const CudaCall call(a.logits);
   const std::vector<int64_t> shape = grad_table_shape(a, table_gradient);
   if (a.rows() == 0) return zeros(logits, shape, Dtype::Double);
@@ -42,8 +43,10 @@ Tensor target_log_softmax_backward_cuda(const Tensor& logits, const Tensor& grad
   const Tensor workspace = zero_workspace(logits, monotone_workspace_bytes(function));
   const MonotoneBackward tensors = {grad.const_data_ptr(), const_data<int64_t>(a.target),
                                     kept.const_data_ptr()};
+  LowRows rounded;
+  if (low) rounded = {low->mutable_data_ptr(), low->stride(0), element_type(a.op, "low", *low)};
   target_log_softmax_backward(a.type, function, {a.rows(), a.classes(), a.stride()}, tensors,
-                              logits.mutable_data_ptr(), workspace.mutable_data_ptr(),
+                              logits.mutable_data_ptr(), rounded, workspace.mutable_data_ptr(),
                               table_gradient ? data<double>(grad_table) : nullptr, call.stream());
   return grad_table;
 }
@@ -54,7 +57,7 @@ std::tuple<Tensor, Tensor> target_log_softmax_gradient_cuda(const Tensor& logits
                                                             bool table_gradient) {
   const auto [log_prob, log_normalizer] = target_log_softmax_cuda(logits, target, c, k, table, radius);
   return {log_prob, target_log_softmax_backward_cuda(logits, grad_log_prob, target, log_normalizer, c, k,
-                                                     table, radius, table_gradient)};
+                                                     table, radius, table_gradient, low)};
 }
 
 }  // namespace

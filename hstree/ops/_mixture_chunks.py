@@ -79,30 +79,6 @@ def _logits(like: Tensor, rows: int, classes: int) -> Tensor:
     return recycled(like, rows, -(-classes // line) * line)[:, :classes]
 
 
-class _LowGradients:
-    """Gradients of logits in 16 bits, and their products with the contexts and the weight.
-
-    Args:
-        weight: W [V, D], with rows of zeros up to an aligned number of classes.
-        rows: number of contexts of a group.
-    """
-
-    def __init__(self, weight: Tensor, rows: int) -> None:
-        self.weight, self.logits = weight, weight.new_empty(rows, len(weight))
-
-    def add(self, grad_logits: Tensor, begin: int, grad_z: Tensor | None) -> None:
-        """Keep the gradients [R, V] of the contexts from ``begin`` of the group, and write those of
-        the contexts."""
-        kept = self.logits[begin : begin + len(grad_logits)]
-        kept.copy_(grad_logits)
-        if grad_z is not None:
-            write_product(grad_z, kept, self.weight)
-
-    def write(self, out: Tensor, z: Tensor, is_first: bool) -> None:
-        """Write or add the gradient of the weight from the contexts z of a group."""
-        write_product(out, self.logits[: len(z)].t(), z, None if is_first else out)
-
-
 def _write_logits(logits: Tensor, latent: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Write the logits [R, V] of latent [R, D]."""
     if is_cast(weight):
@@ -143,19 +119,22 @@ def _write_gradients(
 
 
 def _log_prob(
-    chunk: Problem, logits: Tensor, upstream: Tensor | None, sum_table: bool
+    chunk: Problem, logits: Tensor, upstream: Tensor | None, sum_table: bool, low: Tensor | None
 ) -> tuple[Tensor, Any, Any]:
-    """log_prob [N] from logits [N K, V]. If its gradient ``upstream`` [N] is given, the logits are
-    overwritten by their gradient, and the gradients of log_prior and of the table are returned
-    too."""
+    """log_prob [N] from logits [N K, V]. If its gradient ``upstream`` [N] is given, the gradient of
+    the logits is rounded to ``low``, or overwrites them, and the gradients of log_prior and of the
+    table are returned too."""
     if chunk.slope is not None:
-        return _log_prob_of_values(chunk, chunk.slope, logits, upstream, sum_table)
+        found = _log_prob_of_values(chunk, chunk.slope, logits, upstream, sum_table)
+        if low is not None:
+            low.copy_(logits)
+        return found
     components = chunk.latent.shape[1]
     target = chunk.target.repeat_interleave(components)
     ops, function = torch.ops.hstree, (chunk.c, chunk.k, chunk.table, chunk.radius)
     if chunk.log_prior is None and upstream is not None:
         log_prob, grad_table = ops.target_log_softmax_gradient_(
-            logits, upstream, target, *function, sum_table
+            logits, upstream, target, *function, sum_table, low
         )
         return log_prob, None, grad_table
     log_prob, normalizer = ops.target_log_softmax(logits, target, *function)
@@ -170,7 +149,7 @@ def _log_prob(
     responsibility = upstream[:, None] * joint.softmax(1)
     responsibility = responsibility.masked_fill(never[:, None], 0)
     grad_table = ops.target_log_softmax_backward_(
-        logits, responsibility.reshape(-1), target, normalizer, *function, sum_table
+        logits, responsibility.reshape(-1), target, normalizer, *function, sum_table, low
     )
     return log_prob, responsibility, grad_table
 
@@ -183,7 +162,7 @@ def _log_prob_of_values(
     logits.copy_(LogitFunction(chunk.c, chunk.k, chunk.table, chunk.radius)(given))
     # A softmax of the values themselves: with these numbers f is the identity.
     values = chunk._replace(c=0.0, k=1.0, table=None, slope=None)
-    log_prob, by_log_prior, _ = _log_prob(values, logits, upstream, False)
+    log_prob, by_log_prior, _ = _log_prob(values, logits, upstream, False, None)
     by_table = None
     if upstream is not None:
         if sum_table:
@@ -198,7 +177,7 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
     """log_prob [N], and the wanted gradients for ``upstream`` [N], the gradient of log_prob."""
     latent, _, weight, bias, *_ = problem
     rows, components, features = latent.shape
-    classes = len(weight)
+    classes, has_gradient = len(weight), any(wanted)
     ignored = problem.target == -1
     if ignored.is_cuda or ignored.any():  # 0 times what these rows hold could be NaN
         problem = problem._replace(latent=latent.masked_fill(ignored[:, None, None], 0))
@@ -206,6 +185,7 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
     log_prob = latent.new_empty(rows, dtype=sum_dtype(latent.dtype))
     chunks = -(-rows // problem.chunk_rows)
     size = max(1, -(-rows // max(1, chunks)))  # of equal chunks
+    # 16-bit gradients of the logits of a group of chunks.
     low, group = None, size
     if keeps_low(weight):
         missing = aligned(classes) - classes
@@ -214,8 +194,9 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
             bias = None if bias is None else F.pad(bias, (0, missing))
         if wanted[2]:
             group = min(size * group_chunks(weight, size * components), max(rows, 1))
-        if wanted[0] or wanted[2]:
-            low = _LowGradients(weight, group * components)
+        if has_gradient:
+            low = weight.new_empty(group * components, len(weight))
+            low[:, classes:] = 0
     # That of the weight is large: it takes over the memory of the step before.
     gradients = empty_gradients(problem, [want and i != 2 for i, want in enumerate(wanted)])
     grad_weight = None
@@ -236,31 +217,43 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
         chunk = slice(begin, begin + size)
         part = problem.rows(chunk)
         z = part.latent.reshape(-1, features)
-        every = buffer[: len(z)]
-        logits = every[:, :classes]
-        _write_logits(every, z, weight, bias)
+        padded = buffer[: len(z)]
+        logits = padded[:, :classes]
+        _write_logits(padded, z, weight, bias)
         if problem.offset is not None:
             add_offset(logits, problem.offset, part.target.repeat_interleave(components), 1)
+        first = begin % group * components
+        kept = None if low is None else low[first : first + len(z)]
         log_prob[chunk], by_log_prior, by_table = _log_prob(
-            part, logits, upstream[chunk] if any(wanted) else None, table_sum is not None
+            part,
+            logits,
+            upstream[chunk] if has_gradient else None,
+            table_sum is not None,
+            None if kept is None else kept[:, :classes],
         )
         if grad_log_prior is not None:
             grad_log_prior[chunk] = by_log_prior
         if table_sum is not None:
             table_sum += by_table
-        if grad_bias is not None:
-            grad_bias.addmv_(logits.t(), ones[: len(z)])
-        if grad_latent is not None or grad_weight is not None:
-            grad_z = None if grad_latent is None else grad_latent[chunk].view(-1, features)
-            if low is None:
+        grad_z = None if grad_latent is None else grad_latent[chunk].view(-1, features)
+        if low is None or kept is None:
+            if grad_bias is not None:
+                grad_bias.addmv_(logits.t(), ones[: len(z)])
+            if grad_latent is not None or grad_weight is not None:
                 _write_gradients(logits, z, weight, grad_z, grad_weight, begin == 0)
-                continue
-            low.add(every, begin % group * components, grad_z)
-            end = begin + len(part.target)
-            if grad_weight is not None and (end % group == 0 or end == rows):
-                first = begin // group * group
-                of_group = contexts[first * components : end * components]
-                low.write(grad_weight, of_group, first == 0)
+            continue
+        if grad_z is not None:
+            write_product(grad_z, kept, weight)
+        end = begin + len(part.target)
+        if end % group and end < rows:
+            continue
+        begin = begin // group * group
+        of_group = low[: (end - begin) * components]
+        if grad_bias is not None:
+            grad_bias += of_group[:, :classes].sum(0, dtype=grad_bias.dtype)
+        if grad_weight is not None:
+            z = contexts[begin * components : end * components]
+            write_product(grad_weight, of_group.t(), z, grad_weight if begin else None)
     if grad_table is not None and table_sum is not None:
         grad_table.copy_(table_sum)
     if grad_weight is not None:

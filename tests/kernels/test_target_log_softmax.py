@@ -14,6 +14,7 @@ from ops.logit_function_cases import (
     EDGES,
     FUNCTIONS,
     MonotoneCase,
+    check_low_rows,
     check_monotone,
     monotone_batch,
     monotone_gradients,
@@ -58,6 +59,11 @@ def test_same_bits_whatever_the_window(
         check_monotone(case, dtype, CPU)
         results.append(bits(monotone_gradients(monotone_batch(case, dtype))))
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("case", [*KINDS, MonotoneCase("many", rows=3, classes=1500)], ids=str)
+def test_rounded_to_16_bits(case: MonotoneCase) -> None:
+    check_low_rows(case, CPU)
 
 
 @dtypes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -366,6 +367,31 @@ def monotone_gradients(batch: MonotoneBatch, at_once: bool = False) -> list[Tens
         assert grad_table.shape == (0, 0)
     assert grad_table.dtype == torch.float64
     return [log_prob, log_normalizer, grad, grad_table][: 3 if batch.table is None else 4]
+
+
+def check_low_rows(case: MonotoneCase, device: torch.device) -> None:
+    """The gradient rounded to rows of 16 bits, in wider memory that is not written elsewhere."""
+    ops, batch = torch.ops.hstree, monotone_batch(case, torch.float32).to(device)
+    arguments = batch.arguments()
+    rows, classes = batch.logits.shape
+    for dtype, extra in product((torch.bfloat16, torch.float16), (3, 16 - classes % 8)):
+        for at_once in (False, True):
+            expected = monotone_gradients(batch, at_once)
+            memory = torch.full((rows, classes + extra), 7, dtype=dtype, device=device)
+            low, logits = memory[:, :classes], batch.logits.clone()
+            if at_once:
+                log_prob, grad_table = ops.target_log_softmax_gradient_(
+                    logits, batch.grad, *arguments[1:], True, low
+                )
+                assert torch.equal(log_prob, expected[0])
+            else:
+                grad_table = ops.target_log_softmax_backward_(
+                    logits, batch.grad, batch.target, expected[1], *arguments[2:], True, low
+                )
+            assert torch.equal(low, expected[2].to(dtype))
+            assert bool((memory[:, classes:] == 7).all())
+            if batch.table is not None:
+                assert torch.equal(grad_table, expected[3])
 
 
 def monotone_reference(batch: MonotoneBatch) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from ops.logit_function_cases import (
     SHAPES,
     MonotoneBatch,
     MonotoneCase,
+    check_low_rows,
     check_monotone,
     increasing_table,
     monotone_batch,
@@ -383,6 +385,32 @@ def test_rows_with_gaps(case: MonotoneCase) -> None:
             assert torch.equal(wide.nan_to_num(), expected[2].nan_to_num())
         torch.testing.assert_close(wide, expected[2], equal_nan=True)
         assert bool((memory[:, classes:] == 7).all())
+
+
+@pytest.mark.parametrize("case", [*USUAL, MonotoneCase("many", rows=3, classes=1500)], ids=str)
+def test_rounded_to_16_bits(case: MonotoneCase, device: torch.device) -> None:
+    check_low_rows(case, device)
+
+
+@pytest.mark.parametrize(
+    ("low", "match"),
+    [
+        (lambda x: x.bfloat16()[0], r"low: expected shape \[R, V\], got \[6\]"),
+        (lambda x: x.bfloat16()[1:], r"low: expected size 5 \(rows of logits\)"),
+        (lambda x: x.bfloat16()[:, 1:], r"low: expected size 6 \(classes of logits\)"),
+        (lambda x: x.clone(), "low: expected dtype bfloat16 or float16, got Float"),
+        (lambda x: x.t().contiguous().t().half(), "low: expected contiguous rows, got strides 1 "),
+    ],
+)
+def test_bad_rows_of_16_bits(low: Callable[[Tensor], Tensor], match: str) -> None:
+    batch = monotone_batch(SMALL[0], torch.float32)
+    values = batch.logits, batch.grad, batch.target, batch.grad, *batch.arguments()[2:], True
+    with pytest.raises(RuntimeError, match=match):
+        backward_(*values, low(batch.logits))
+    batch = monotone_batch(SMALL[0], torch.float64)
+    values = batch.logits, batch.grad, batch.target, batch.grad, *batch.arguments()[2:], True
+    with pytest.raises(RuntimeError, match="low: expected None for logits that are not float32"):
+        backward_(*values, batch.logits.half())
 
 
 @kinds
