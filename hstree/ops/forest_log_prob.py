@@ -17,9 +17,9 @@ from hstree._numerics import (
     is_cast,
     linear_scores,
     log_add_exp,
-    log_sum_exp,
     sum_dtype,
 )
+from hstree.ops import tree_op
 from hstree.ops._autograd import refuse_transforms
 from hstree.ops._chunked_loss import (
     ChunkedLoss,
@@ -61,9 +61,9 @@ def forest_log_prob(
         log_prob = log_prob.gather(1, target[:, None]).squeeze(1)
         loss = -(row_weight * log_prob).sum() / row_weight.sum()
 
-    The exponentials factor: a tree costs V additions and C exponentials, and no second product with
-    W. Neither N V nor T V numbers of a row are held, except in forward mode. On CUDA each tree
-    costs V exponentials. Deterministic.
+    The exponentials factor: on the CPU a tree costs V additions and C exponentials, on CUDA V
+    exponentials in registers, and no second product with W. Neither N V nor T V numbers of a row
+    are held, except in forward mode. Deterministic.
 
     Args:
         hidden: context vectors, h [N, D].
@@ -207,6 +207,14 @@ def _write_scores(out: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | No
         out += bias
 
 
+def by_cluster(cluster: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
+    """The classes of each tree by their clusters [T, V], and the first place of each cluster and
+    the end of the last [T, C + 1]; classes in clusters out of range are in none."""
+    key, order = cluster.t().contiguous().sort(dim=1, stable=True)
+    first = torch.arange(clusters + 1, dtype=torch.int32, device=cluster.device)
+    return order, torch.searchsorted(key, first.repeat(len(key), 1))
+
+
 def _run(
     problem: Problem, wanted: Sequence[bool], upstream: Tensor
 ) -> tuple[Tensor, Sequence[Tensor]]:
@@ -222,8 +230,9 @@ def _run(
             of_classes.zero_()
     log_prob = hidden.new_empty(rows, dtype=sum_dtype(hidden.dtype))
     buffer = log_prob.new_empty(min(chunk_rows, rows) * classes)
-    has_kernel = hidden.device.type == "cpu"
-    gradient_ = torch.ops.hstree.forest_gradient_ if has_kernel else _gradient_
+    order = boundary = None
+    if tree_op.has_plan(hidden):
+        order, boundary = by_cluster(cluster, cluster_score.shape[2])
     for begin in range(0, rows, chunk_rows):
         chunk = slice(begin, begin + chunk_rows)
         part = hidden[chunk]
@@ -235,12 +244,14 @@ def _run(
         of_clusters = cluster_score[chunk].permute(1, 2, 0)
         # A copy, because it is overwritten by its gradient, as the scores are.
         of_clusters = of_clusters.clone(memory_format=torch.contiguous_format)
-        log_prob[chunk], by_log_prior = gradient_(
+        log_prob[chunk], by_log_prior = torch.ops.hstree.forest_gradient_(
             scores,
             of_clusters,
             log_prior[chunk].t(),
             cluster,
             target[chunk],
+            order,
+            boundary,
             upstream[chunk] if any(wanted) else None,
         )
         if grad_log_prior is not None:
@@ -288,51 +299,14 @@ def _marked(log_prob: Tensor, target: Tensor, classes: int) -> Tensor:
     return log_prob.masked_fill(bad, math.nan).masked_fill(target == -1, 0.0)
 
 
-def _gradient_(
-    score: Tensor,
-    cluster_score: Tensor,
-    log_prior: Tensor,
-    cluster: Tensor,
-    target: Tensor,
-    grad_log_prob: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """forest_gradient_ in torch's own operators, for devices without a kernel."""
-    classes, clusters = len(score), cluster_score.shape[1]
-    known = target.clamp(0, classes - 1)[None]
-    trees = list(zip(cluster_score, cluster.long().unbind(1), strict=True))
-    normalizers, joint = [], []
-    for (r, index), prior in zip(trees, log_prior, strict=True):
-        scores = score + r[index]
-        most = scores.amax(0)
-        normalizers.append(most + (scores - most).exp_().sum(0).log())
-        joint.append(prior + (scores.gather(0, known)[0] - normalizers[-1]))
-    log_prob = _marked(log_sum_exp(torch.stack(joint), 0), target, classes)
-    if grad_log_prob is None:
-        return log_prob, log_prior[:0]
-    ignored = target == -1
-    # The posterior of each tree: d log P / d joint.
-    share = grad_log_prob * (torch.stack(joint) - log_prob).exp()
-    # Where all trees have -inf the difference is NaN.
-    share = share.masked_fill(ignored | (log_prob == -math.inf), 0.0)
-    gradient = torch.zeros_like(score)
-    for (r, index), normalizer, rho in zip(trees, normalizers, share, strict=True):
-        # d log-softmax / d score = [y is the target] - P(y)
-        part = (score + r[index] - normalizer).exp_().mul_(-rho).masked_fill_(ignored, 0.0)
-        part.scatter_add_(0, known, rho[None])
-        gradient += part
-        # Sums over sorted segments have a fixed order; index_add has none on a GPU.
-        order, lengths = index.argsort(stable=True), torch.bincount(index, minlength=clusters)
-        r.copy_(torch.segment_reduce(part[order], "sum", lengths=lengths, unsafe=True))
-    score.copy_(gradient)
-    return log_prob, share
-
-
 def _gradient_fake(
     score: Tensor,
     cluster_score: Tensor,
     log_prior: Tensor,
     cluster: Tensor,
     target: Tensor,
+    order: Tensor | None,
+    boundary: Tensor | None,
     grad_log_prob: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     trees = 0 if grad_log_prob is None else len(log_prior)
