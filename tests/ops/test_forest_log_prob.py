@@ -258,8 +258,13 @@ def chunk_gradients(given: dict[str, Any]) -> tuple[Tensor, ...]:
     of_clusters = given["cluster_score"].float().permute(1, 2, 0).contiguous()
     rest = (given["log_prior"].float().t(), given["cluster"], given["target"])
     plan = by_cluster(given["cluster"], of_clusters.shape[1])
-    grad = torch.linspace(-1, 2, scores.shape[1])
+    before = scores.clone(), of_clusters.clone()
+    forward = torch.ops.hstree.forest_gradient_(scores, of_clusters, *rest, *plan, None)
+    assert torch.equal(scores, before[0])
+    assert torch.equal(of_clusters, before[1])
+    grad = torch.linspace(-1, 2, scores.shape[1], device=scores.device)
     results = torch.ops.hstree.forest_gradient_(scores, of_clusters, *rest, *plan, grad)
+    torch.testing.assert_close(forward[0], results[0], rtol=0, atol=0, equal_nan=True)
     return (*results, scores, of_clusters)
 
 
@@ -361,3 +366,38 @@ def test_bad_numbers() -> None:
         cluster[6, 1] = value
         with pytest.raises(RuntimeError, match=rf"cluster\[6\]: .*\[0, 5\), got {value}"):
             forest_log_prob(**given | {"cluster": cluster})
+
+
+def check_bad_numbers_on_cuda(device: torch.device) -> None:
+    """A target out of range makes its row NaN. A cluster out of range is none: the score of its
+    class has the gradient NaN, as has a row whose target it is; for the others the class has
+    probability 0 in that tree."""
+    rows = torch.arange(12, device=device)
+    given = arguments(12, device=device)
+    clean = chunk_gradients(given)
+    given["target"][:6] = torch.tensor([-2, -(2**63), V, 2**31, 2**62, 2**63 - 1])
+    for got, expected in zip(chunk_gradients(given), clean, strict=True):
+        assert got[..., :6].isnan().all()
+        assert torch.equal(got[..., 6:], expected[..., 6:])
+    given = arguments(12, device=device)
+    given["target"][given["target"] == 7] = 8
+    for cluster in (-1, C, -(2**31), 2**31 - 1):
+        given["cluster"][7, 1] = cluster
+        log_prob, grad_log_prior, of_scores, of_clusters = chunk_gradients(given)
+        classes = torch.arange(V, device=device)[:, None]
+        assert torch.equal(of_scores.isnan(), (classes == 7) & (given["target"] != -1))
+        assert all(x.isfinite().all() for x in (log_prob, grad_log_prior, of_clusters))
+    given["target"][:2] = 7
+    assert torch.equal(chunk_gradients(given)[0].isnan(), rows < 2)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("emulated", marks=pytest.mark.slow),
+        pytest.param("cuda", marks=pytest.mark.cuda),
+    ],
+    indirect=True,
+)
+def test_bad_numbers_on_cuda(device: torch.device) -> None:
+    check_bad_numbers_on_cuda(device)
