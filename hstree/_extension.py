@@ -16,7 +16,6 @@ MINIMUM_TORCH = (2, 11)
 
 # Operators without a CUDA kernel in any build, and what replaces them on a GPU.
 CPU_OPERATORS = {
-    "forest_gradient_": "forest_log_prob computes it in torch's own operators",
     "tree_topk": "TreeEnsemble.topk takes the k largest of all classes",
     "leaf_tree_topk": "TreeEnsemble.topk takes the k largest of all classes",
     "screened_topk": "hstree.ops.screened_topk computes it in torch's own operators",

@@ -118,6 +118,19 @@ __device__ __forceinline__ double log_sigmoid(double x) {
   return fmin(x, 0.0) - log1p(exp(-fabs(x)));
 }
 
+__device__ __forceinline__ float exponential(float x) {
+  return expf(x);
+}
+__device__ __forceinline__ double exponential(double x) {
+  return exp(x);
+}
+__device__ __forceinline__ float logarithm(float x) {
+  return logf(x);
+}
+__device__ __forceinline__ double logarithm(double x) {
+  return log(x);
+}
+
 // exp(a - largest) for a <= largest; 1 where they are equal, infinite too.
 template <typename S>
 __device__ __forceinline__ S share(S a, S largest) {

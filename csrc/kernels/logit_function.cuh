@@ -28,23 +28,11 @@ __device__ __forceinline__ float clamp(float x, float low, float high) {
 __device__ __forceinline__ double clamp(double x, double low, double high) {
   return fmin(fmax(x, low), high);
 }
-__device__ __forceinline__ float exponential(float x) {
-  return expf(x);
-}
-__device__ __forceinline__ double exponential(double x) {
-  return exp(x);
-}
 __device__ __forceinline__ float log_of_one_plus(float x) {
   return log1pf(x);
 }
 __device__ __forceinline__ double log_of_one_plus(double x) {
   return log1p(x);
-}
-__device__ __forceinline__ float logarithm(float x) {
-  return logf(x);
-}
-__device__ __forceinline__ double logarithm(double x) {
-  return log(x);
 }
 __device__ __forceinline__ long long round_to_integer(float x) {
   return llrintf(x);

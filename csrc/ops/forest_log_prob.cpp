@@ -1,82 +1,45 @@
 // hstree::forest_gradient_, the part of forest_log_prob that knows the scores of a chunk of rows.
-#include "cpu/forest_log_prob.h"
+// forest_log_prob_cuda.cpp registers the CUDA implementation.
+#include "ops/forest_log_prob.h"
 
 #include <tuple>
 
+#include "cpu/forest_log_prob.h"
 #include "ops/cpu.h"
-#include "ops/tensor.h"
 
 namespace hstree {
 namespace {
 
-// Without grad_log_prob nothing is overwritten, and grad_log_prior is empty.
 std::tuple<Tensor, Tensor> forest_gradient_cpu(const Tensor& score, const Tensor& cluster_score,
                                                const Tensor& log_prior, const Tensor& cluster,
-                                               const Tensor& target,
+                                               const Tensor& target, const std::optional<Tensor>&,
+                                               const std::optional<Tensor>&,
                                                const std::optional<Tensor>& grad_log_prob) {
-  const char* op = "hstree::forest_gradient_";
-  check_dim(op, "score", score, 2, "[V, R]");
-  check_dim(op, "cluster_score", cluster_score, 3, "[T, C, R]");
-  check_dim(op, "log_prior", log_prior, 2, "[T, R]");
-  check_dim(op, "cluster", cluster, 2, "[V, T]");
-  check_dim(op, "target", target, 1, "[R]");
-  const int64_t classes = score.size(0), rows = score.size(1), trees = cluster_score.size(0);
-  const auto check_values = [&](const char* name, const Tensor& tensor, bool in_place) {
-    check_dtype(op, name, tensor, score.scalar_type());
-    check_device(op, name, tensor, score);
-    check(!in_place || tensor.is_contiguous(), op, ": ", name, ": expected a contiguous tensor, got shape ",
-          shape_of(tensor));
-  };
-  check(score.scalar_type() == Dtype::Float || score.scalar_type() == Dtype::Double, op,
-        ": score: expected dtype float32 or float64, got ", torch::headeronly::toString(score.scalar_type()));
-  check_values("score", score, true);
-  check_values("cluster_score", cluster_score, true);
-  check_values("log_prior", log_prior, false);
-  check_dtype(op, "cluster", cluster, Dtype::Int);
-  check_device(op, "cluster", cluster, score);
-  check_dtype(op, "target", target, Dtype::Long);
-  check_device(op, "target", target, score);
-  check(classes && trees && cluster_score.size(1), op,
-        ": cluster_score: expected at least one class, tree and cluster, got score ", shape_of(score),
-        " and cluster_score ", shape_of(cluster_score));
-  check_size(op, "cluster_score", cluster_score, 2, rows, "rows of score");
-  check_size(op, "log_prior", log_prior, 0, trees, "trees");
-  check_size(op, "log_prior", log_prior, 1, rows, "rows of score");
-  check_size(op, "cluster", cluster, 0, classes, "classes of score");
-  check_size(op, "cluster", cluster, 1, trees, "trees");
-  check_size(op, "target", target, 0, rows, "rows of score");
-  const Tensor prior = torch::stable::contiguous(log_prior), table = torch::stable::contiguous(cluster);
-  const Tensor known = torch::stable::contiguous(target);
-  std::optional<Tensor> grad;
-  if (grad_log_prob) {
-    check_dim(op, "grad_log_prob", *grad_log_prob, 1, "[R]");
-    check_size(op, "grad_log_prob", *grad_log_prob, 0, rows, "rows of score");
-    check_values("grad_log_prob", *grad_log_prob, false);
-    grad = torch::stable::contiguous(*grad_log_prob);
-  }
-  const Tensor log_prob = empty(score, {rows}, score.scalar_type());
-  const Tensor grad_log_prior = empty(score, {grad ? trees : 0, rows}, score.scalar_type());
+  const ForestArguments a = forest_arguments(score, cluster_score, log_prior, cluster, target, grad_log_prob);
   const auto run = [&](auto element) {
     using A = decltype(element);
-    cpu::forest_log_prob<A>(
-        op, {data<A>(score), data<A>(cluster_score), const_data<A>(prior), const_data<int32_t>(table),
-             const_data<int64_t>(known), grad ? const_data<A>(*grad) : nullptr, data<A>(log_prob),
-             data<A>(grad_log_prior), rows, classes, trees, cluster_score.size(1)});
+    cpu::forest_log_prob<A>(forest_op,
+                            {data<A>(a.score), data<A>(a.cluster_score), const_data<A>(a.log_prior),
+                             const_data<int32_t>(a.cluster), const_data<int64_t>(a.target),
+                             a.grad_log_prob ? const_data<A>(*a.grad_log_prob) : nullptr, data<A>(a.log_prob),
+                             data<A>(a.grad_log_prior), a.rows(), a.classes(), a.trees(), a.clusters()});
   };
-  if (score.scalar_type() == Dtype::Double) {
+  if (a.type == ScalarType::float64) {
     run(double{});
   } else {
     run(float{});
   }
-  return {log_prob, grad_log_prior};
+  return {a.log_prob, a.grad_log_prior};
 }
 
 }  // namespace
 
+// order [T, V] and boundary [T, C + 1], int64: the classes of each tree by their clusters, and the first place of each
+// cluster. CUDA needs them; the CPU ignores them.
 STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
   m.def(
       "forest_gradient_(Tensor(a!) score, Tensor(b!) cluster_score, Tensor log_prior, Tensor cluster, Tensor "
-      "target, Tensor? grad_log_prob) -> (Tensor, Tensor)");
+      "target, Tensor? order, Tensor? boundary, Tensor? grad_log_prob) -> (Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hstree._numerics import (
@@ -17,15 +18,19 @@ from hstree._numerics import (
     is_cast,
     linear_scores,
     log_add_exp,
-    log_sum_exp,
     sum_dtype,
 )
+from hstree.ops import tree_op
 from hstree.ops._autograd import refuse_transforms
 from hstree.ops._chunked_loss import (
     ChunkedLoss,
     add_offset,
+    aligned,
     check_decoder,
     check_offset,
+    group_chunks,
+    keeps_low,
+    weight_gradient_dtype,
     with_offset,
     write_product,
 )
@@ -61,9 +66,9 @@ def forest_log_prob(
         log_prob = log_prob.gather(1, target[:, None]).squeeze(1)
         loss = -(row_weight * log_prob).sum() / row_weight.sum()
 
-    The exponentials factor: a tree costs V additions and C exponentials, and no second product with
-    W. Neither N V nor T V numbers of a row are held, except in forward mode. On CUDA each tree
-    costs V exponentials. Deterministic.
+    The exponentials factor: on the CPU a tree costs V additions and C exponentials, on CUDA V
+    exponentials in registers, and no second product with W. Neither N V nor T V numbers of a row
+    are held, except in forward mode. Deterministic.
 
     Args:
         hidden: context vectors, h [N, D].
@@ -108,8 +113,9 @@ def forest_log_prob(
     _check(hidden, log_prior, cluster_score, weight, bias, cluster, target, offset, row_weight)
     if chunk_rows is None:
         chunk_rows = default_chunk_rows(hidden, weight.shape[0])
-        if hidden.is_cuda:
-            chunk_rows = max(chunk_rows, hidden.shape[1] // 2)
+        if hidden.is_cuda:  # whole tiles of products
+            least = 256 if keeps_low(weight) else hidden.shape[1] // 2
+            chunk_rows = max(chunk_rows, least) // 64 * 64 or 64
         else:  # whole vectors of rows; more of them would leave the cache
             chunk_rows = min(max(chunk_rows // 64 * 64, 128), 256)
     elif chunk_rows < 1:
@@ -171,8 +177,8 @@ class Problem(NamedTuple):
 
 
 def _empty_gradients(problem: Problem, wanted: Sequence[bool]) -> list[Tensor]:
-    """Uninitialized gradients in the dtype of sums; unwanted ones have no elements. A class or a
-    cluster has its rows side by side, as in the chunks."""
+    """Uninitialized gradients; unwanted ones have no elements. A class or a cluster has its rows
+    side by side, as in the chunks."""
     hidden, log_prior, cluster_score, weight, *_ = problem
     shapes = (
         hidden.shape,
@@ -181,10 +187,11 @@ def _empty_gradients(problem: Problem, wanted: Sequence[bool]) -> list[Tensor]:
         weight.shape,
         weight.shape[:1],
     )
-    dtype = sum_dtype(hidden.dtype)
+    dtypes = [sum_dtype(hidden.dtype)] * len(shapes)
+    dtypes[3] = weight_gradient_dtype(weight)
     gradients = [
         hidden.new_empty(shape if want else (0,), dtype=dtype)
-        for want, shape in zip(wanted, shapes, strict=True)
+        for want, shape, dtype in zip(wanted, shapes, dtypes, strict=True)
     ]
     if wanted[1]:
         gradients[1] = gradients[1].t()
@@ -207,23 +214,45 @@ def _write_scores(out: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | No
         out += bias
 
 
+def by_cluster(cluster: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
+    """The classes of each tree by their clusters [T, V], and the first place of each cluster and
+    the end of the last [T, C + 1]; classes in clusters out of range are in none."""
+    key, order = cluster.t().contiguous().sort(dim=1, stable=True)
+    first = torch.arange(clusters + 1, dtype=torch.int32, device=cluster.device)
+    return order, torch.searchsorted(key, first.repeat(len(key), 1))
+
+
 def _run(
     problem: Problem, wanted: Sequence[bool], upstream: Tensor
 ) -> tuple[Tensor, Sequence[Tensor]]:
     """log_prob [N], and the wanted gradients for ``upstream`` [N], the gradient of log_prob."""
     hidden, log_prior, cluster_score, weight, bias, cluster, target, offset, chunk_rows = problem
     rows, classes = len(hidden), weight.shape[0]
-    gradients = _empty_gradients(problem, wanted)
-    grad_hidden, grad_log_prior, grad_cluster_score, grad_weight, grad_bias = (
+    if keeps_low(weight) and rows != aligned(rows):
+        return _run_aligned(problem, wanted, upstream)
+    gradients = _empty_gradients(problem, [want and i != 3 for i, want in enumerate(wanted)])
+    grad_hidden, grad_log_prior, grad_cluster_score, _, grad_bias = (
         gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)
     )
-    for of_classes in (grad_bias, None if rows else grad_weight):
-        if of_classes is not None:
-            of_classes.zero_()
+    if grad_bias is not None:
+        grad_bias.zero_()
     log_prob = hidden.new_empty(rows, dtype=sum_dtype(hidden.dtype))
+    # 16-bit gradients of the scores of a group of chunks.
+    low, group = None, chunk_rows
+    if keeps_low(weight) and any(wanted):
+        chunks = group_chunks(weight, chunk_rows) if wanted[3] else 1
+        group = min(chunks * chunk_rows, max(rows, 1))
+        low = weight.new_empty(classes, group)
+    grad_weight = None
+    if wanted[3]:
+        sums = log_prob.dtype if group < rows else weight_gradient_dtype(weight)
+        grad_weight = log_prob.new_empty(weight.shape, dtype=sums)
+        if not rows:
+            grad_weight.zero_()
     buffer = log_prob.new_empty(min(chunk_rows, rows) * classes)
-    has_kernel = hidden.device.type == "cpu"
-    gradient_ = torch.ops.hstree.forest_gradient_ if has_kernel else _gradient_
+    order = boundary = None
+    if tree_op.has_plan(hidden):
+        order, boundary = by_cluster(cluster, cluster_score.shape[2])
     for begin in range(0, rows, chunk_rows):
         chunk = slice(begin, begin + chunk_rows)
         part = hidden[chunk]
@@ -235,26 +264,64 @@ def _run(
         of_clusters = cluster_score[chunk].permute(1, 2, 0)
         # A copy, because it is overwritten by its gradient, as the scores are.
         of_clusters = of_clusters.clone(memory_format=torch.contiguous_format)
-        log_prob[chunk], by_log_prior = gradient_(
+        log_prob[chunk], by_log_prior = torch.ops.hstree.forest_gradient_(
             scores,
             of_clusters,
             log_prior[chunk].t(),
             cluster,
             target[chunk],
+            order,
+            boundary,
             upstream[chunk] if any(wanted) else None,
         )
         if grad_log_prior is not None:
             grad_log_prior[chunk] = by_log_prior.t()
         if grad_cluster_score is not None:
             grad_cluster_score[chunk] = of_clusters.permute(2, 0, 1)
-        if grad_bias is not None:
-            grad_bias += scores.sum(1)
-        grad_scores = scores.to(hidden.dtype)
+        if not any(wanted):
+            continue
+        end = begin + len(part)
+        if low is None:
+            first, of_group = begin, scores
+            kept = scores if scores.dtype == hidden.dtype else scores.to(hidden.dtype)
+        else:
+            first = begin // group * group
+            of_group = low[:, : end - first]
+            kept = of_group[:, begin - first :].copy_(scores)
         if grad_hidden is not None:
-            write_product(grad_hidden[chunk], grad_scores.t(), weight)
+            write_product(grad_hidden[chunk], kept.t(), weight)
+        if end % group and end < rows:
+            continue
+        if grad_bias is not None:
+            grad_bias += of_group.sum(1, dtype=grad_bias.dtype)
         if grad_weight is not None:
-            write_product(grad_weight, grad_scores, part, grad_weight if begin else None)
+            factor = kept if low is None else of_group
+            write_product(grad_weight, factor, hidden[first:end], grad_weight if first else None)
+    if grad_weight is not None:
+        gradients[3] = grad_weight.to(weight_gradient_dtype(weight))
     return log_prob, gradients
+
+
+def _run_aligned(
+    problem: Problem, wanted: Sequence[bool], upstream: Tensor
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """:func:`_run` with ignored rows up to a number of rows that products are fast with."""
+    rows = len(problem.hidden)
+    missing = aligned(rows) - rows
+    padded = problem._replace(
+        hidden=F.pad(problem.hidden, (0, 0, 0, missing)),
+        log_prior=F.pad(problem.log_prior, (0, 0, 0, missing)),
+        cluster_score=F.pad(problem.cluster_score, (0, 0, 0, 0, 0, missing)),
+        target=F.pad(problem.target, (0, missing), value=-1),
+    )
+    log_prob, found = _run(padded, wanted, F.pad(upstream, (0, missing)))
+    gradients = _empty_gradients(problem, [want and i < 3 for i, want in enumerate(wanted)])
+    for i, want in enumerate(wanted):
+        if want and i < 3:
+            gradients[i].copy_(found[i][:rows])
+        elif want:
+            gradients[i] = found[i]
+    return log_prob[:rows].clone(), gradients
 
 
 def forest_log_softmax(
@@ -288,51 +355,14 @@ def _marked(log_prob: Tensor, target: Tensor, classes: int) -> Tensor:
     return log_prob.masked_fill(bad, math.nan).masked_fill(target == -1, 0.0)
 
 
-def _gradient_(
-    score: Tensor,
-    cluster_score: Tensor,
-    log_prior: Tensor,
-    cluster: Tensor,
-    target: Tensor,
-    grad_log_prob: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """forest_gradient_ in torch's own operators, for devices without a kernel."""
-    classes, clusters = len(score), cluster_score.shape[1]
-    known = target.clamp(0, classes - 1)[None]
-    trees = list(zip(cluster_score, cluster.long().unbind(1), strict=True))
-    normalizers, joint = [], []
-    for (r, index), prior in zip(trees, log_prior, strict=True):
-        scores = score + r[index]
-        most = scores.amax(0)
-        normalizers.append(most + (scores - most).exp_().sum(0).log())
-        joint.append(prior + (scores.gather(0, known)[0] - normalizers[-1]))
-    log_prob = _marked(log_sum_exp(torch.stack(joint), 0), target, classes)
-    if grad_log_prob is None:
-        return log_prob, log_prior[:0]
-    ignored = target == -1
-    # The posterior of each tree: d log P / d joint.
-    share = grad_log_prob * (torch.stack(joint) - log_prob).exp()
-    # Where all trees have -inf the difference is NaN.
-    share = share.masked_fill(ignored | (log_prob == -math.inf), 0.0)
-    gradient = torch.zeros_like(score)
-    for (r, index), normalizer, rho in zip(trees, normalizers, share, strict=True):
-        # d log-softmax / d score = [y is the target] - P(y)
-        part = (score + r[index] - normalizer).exp_().mul_(-rho).masked_fill_(ignored, 0.0)
-        part.scatter_add_(0, known, rho[None])
-        gradient += part
-        # Sums over sorted segments have a fixed order; index_add has none on a GPU.
-        order, lengths = index.argsort(stable=True), torch.bincount(index, minlength=clusters)
-        r.copy_(torch.segment_reduce(part[order], "sum", lengths=lengths, unsafe=True))
-    score.copy_(gradient)
-    return log_prob, share
-
-
 def _gradient_fake(
     score: Tensor,
     cluster_score: Tensor,
     log_prior: Tensor,
     cluster: Tensor,
     target: Tensor,
+    order: Tensor | None,
+    boundary: Tensor | None,
     grad_log_prob: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     trees = 0 if grad_log_prob is None else len(log_prior)

@@ -242,13 +242,13 @@ def _save(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
     _log_prob, score, order, plan = outputs
     # The rows of torch.func.vmap may be those of a part of the batch, to which the plan does not
     # belong.
-    with_plan = _has_plan(hidden) and not is_transformed()
+    with_plan = has_plan(hidden) and not is_transformed()
     kept = (score, order if given is None else given, plan if with_plan else None)
     ctx.save_for_backward(hidden, weight, *tables, *kept)
 
 
-def _has_plan(hidden: Tensor) -> bool:
-    """Whether the kernels for the device of hidden keep a plan."""
+def has_plan(hidden: Tensor) -> bool:
+    """Whether the kernels for the device of hidden work by a plan: an order of rows or classes."""
     return hidden.device.type == "cuda"
 
 
@@ -259,7 +259,7 @@ def has_tensor_cores(weight: Tensor) -> bool:
 
 
 def _plan_size(hidden: Tensor, trees: Any) -> Any:
-    return 4 * trees * hidden.shape[0] + 1 + trees if _has_plan(hidden) else 0
+    return 4 * trees * hidden.shape[0] + 1 + trees if has_plan(hidden) else 0
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

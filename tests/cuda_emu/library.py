@@ -113,7 +113,7 @@ class EmulatedLibrary:
     def on_cpu_tensors(self) -> Iterator[None]:
         """The operators run the CUDA kernels for CPU tensors while the context lasts."""
         library = torch.library.Library("hstree", "IMPL")
-        has_plan, tree_op._has_plan = tree_op._has_plan, lambda _: True
+        has_plan, tree_op.has_plan = tree_op.has_plan, lambda _: True
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
             for name in self.operators:
@@ -121,7 +121,7 @@ class EmulatedLibrary:
         try:
             yield
         finally:
-            tree_op._has_plan = has_plan
+            tree_op.has_plan = has_plan
             library._destroy()
 
 

@@ -26,6 +26,9 @@ from ops.logit_function_cases import (
     piecewise_gradients,
 )
 from ops.mixtures import BLOCKS, MIXTURES
+from ops.test_forest_log_prob import arguments as forest_arguments
+from ops.test_forest_log_prob import check as check_forest
+from ops.test_forest_log_prob import check_bad_numbers_on_cuda
 from ops.test_sample import test_draws_are_those_of_the_reference as check_draws
 from ops.test_sparse_adam import SHAPES
 from ops.test_sparse_adam import check as check_sparse_adam
@@ -74,7 +77,9 @@ def checks() -> list[Callable[[], object]]:
                     result.append(partial(run_tree_op, op, tree_case, dtype))
         result += [partial(check_corruption, op, corruption) for corruption in corruptions(op)]
         result += [partial(check_bad_targets, op), partial(check_bad_ranks, op)]
-    result.append(check_out_of_range)
+    result += [check_out_of_range, partial(check_bad_numbers_on_cuda, CPU)]
+    for sizes in ((70, 41, 3, 20), (15, 300, 2, 3), (8, 1, 1, 1)):
+        result.append(partial(check_forest, forest_arguments(*sizes)))
     for shape in SHAPES:
         result += [partial(check_sparse_adam, shape, dtype, CPU) for dtype in DTYPES]
     for piecewise_case in FEW_ELEMENTS:

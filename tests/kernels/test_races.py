@@ -23,6 +23,8 @@ from ops.logit_function_cases import (
     piecewise_gradients,
 )
 from ops.test_feature_gather import batch as feature_batch
+from ops.test_forest_log_prob import arguments as forest_arguments
+from ops.test_forest_log_prob import chunk_gradients
 
 from hstree.ops import candidate_log_prob, sample
 from kernels.corrupt_tables import SEED
@@ -93,6 +95,10 @@ def target_log_softmax(classes: int, intervals: int) -> None:
     monotone_gradients(monotone_batch(case, torch.float32))
 
 
+def forest() -> None:
+    chunk_gradients(forest_arguments(70, 300, 2, 3))
+
+
 # Shapes at which threads meet, in all kernels and at all barriers.
 COMPUTATIONS: tuple[Callable[[], None], ...] = (
     *(
@@ -111,6 +117,7 @@ COMPUTATIONS: tuple[Callable[[], None], ...] = (
     late_sums,
     partial(target_log_softmax, 83, 20),
     partial(target_log_softmax, 1025, 800),  # the sums of 512 intervals are in shared memory
+    forest,
 )
 
 

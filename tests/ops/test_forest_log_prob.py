@@ -13,11 +13,11 @@ from reference.forest_log_prob import forest_log_prob_reference
 from torch import Tensor
 
 from hstree.ops import forest_log_prob
-from hstree.ops._chunked_loss import add_offset
-from hstree.ops.forest_log_prob import _gradient_
+from hstree.ops.forest_log_prob import by_cluster
 
 N, D, V, T, C = 23, 7, 41, 3, 5
 NAMES = ("hidden", "log_prior", "cluster_score", "weight", "bias")
+CPU = torch.device("cpu")
 
 
 def draw(*size: int, seed: int = 0, scale: float = 1.0) -> Tensor:
@@ -26,7 +26,12 @@ def draw(*size: int, seed: int = 0, scale: float = 1.0) -> Tensor:
 
 
 def arguments(
-    rows: int = N, classes: int = V, trees: int = T, clusters: int = C, scale: float = 1.0
+    rows: int = N,
+    classes: int = V,
+    trees: int = T,
+    clusters: int = C,
+    scale: float = 1.0,
+    device: torch.device = CPU,
 ) -> dict[str, Any]:
     """In float64, leaves that want gradients; row 4 is ignored."""
     random = torch.Generator().manual_seed(9)
@@ -37,9 +42,9 @@ def arguments(
         "weight": draw(classes, D, seed=3),
         "bias": draw(classes, seed=4),
     }
-    made = {name: tensor.requires_grad_() for name, tensor in made.items()}
-    made["cluster"] = torch.randint(clusters, (classes, trees), generator=random).int()
-    made["target"] = torch.randint(classes, (rows,), generator=random)
+    made = {name: tensor.to(device).requires_grad_() for name, tensor in made.items()}
+    made["cluster"] = torch.randint(clusters, (classes, trees), generator=random).int().to(device)
+    made["target"] = torch.randint(classes, (rows,), generator=random).to(device)
     made["target"][4:5] = -1
     made["offset"] = None
     return made
@@ -49,7 +54,7 @@ def offsets(given: dict[str, Any], scale: float = 1.0) -> Tensor:
     """For each class, some of which are left out where they are not the target."""
     offset = draw(len(given["weight"]), seed=8, scale=scale)
     offset[::3] = -math.inf
-    return offset
+    return offset.to(given["weight"].device)
 
 
 def leaves(given: dict[str, Any]) -> list[Tensor]:
@@ -62,14 +67,14 @@ def check(given: dict[str, Any], reduction: str = "mean", **options: Any) -> Non
     inputs, target = leaves(given), given["target"]
     log_prob, loss = forest_log_prob(**given, reduction=reduction, **options)
     expected = forest_log_prob_reference(**given)
-    kept = options.get("row_weight", torch.ones(len(target), dtype=torch.float64))
+    kept = options.get("row_weight", torch.ones_like(expected))
     kept = kept.masked_fill(target == -1, 0)
     right = -kept * expected
     if reduction != "none":
         right = right.sum() / (kept.sum() if reduction == "mean" else 1)
     torch.testing.assert_close(log_prob, expected)
     torch.testing.assert_close(loss, right)
-    upstream = draw(len(target), seed=7)
+    upstream = draw(len(target), seed=7).to(expected)
     for value, reference in (
         ((0.7 * loss).sum(), (0.7 * right).sum()),
         ((upstream * log_prob).sum(), (upstream * expected).sum()),
@@ -83,28 +88,27 @@ def check(given: dict[str, Any], reduction: str = "mean", **options: Any) -> Non
 
 @pytest.mark.parametrize("chunk_rows", [1, 4, N, 1000])
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-def test_equals_the_reference(reduction: str, chunk_rows: int) -> None:
-    check(arguments(), reduction, chunk_rows=chunk_rows)
-    check(
-        arguments(), reduction, chunk_rows=chunk_rows, row_weight=torch.linspace(0, 2, N).double()
-    )
-    given = arguments()
+def test_equals_the_reference(reduction: str, chunk_rows: int, device: torch.device) -> None:
+    given = arguments(device=device)
+    check(given, reduction, chunk_rows=chunk_rows)
+    row_weight = torch.linspace(0, 2, N).double().to(device)
+    check(given, reduction, chunk_rows=chunk_rows, row_weight=row_weight)
     check(given | {"offset": offsets(given)}, reduction, chunk_rows=chunk_rows)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 8, 15, 16, 100, 300])
 @pytest.mark.parametrize(("trees", "clusters", "classes"), [(1, 1, 1), (2, 1, V), (5, 40, V)])
-def test_sizes(rows: int, trees: int, clusters: int, classes: int) -> None:
+def test_sizes(rows: int, trees: int, clusters: int, classes: int, device: torch.device) -> None:
     """Rows of every number of vectors; one class; clusters without a class."""
-    given = arguments(rows, classes, trees, clusters)
+    given = arguments(rows, classes, trees, clusters, device=device)
     check(given, "sum")
     check(given | {"bias": None}, "sum")
 
 
-def test_many_classes() -> None:
+def test_many_classes(device: torch.device) -> None:
     """More than are summed one after the other, in float32."""
     classes, features = 40_000, 4
-    given = arguments(6, classes)
+    given = arguments(6, classes, device=device)
     for name in NAMES:
         given[name] = given[name].detach().float()[..., : features if name == "hidden" else None]
     given["weight"] = given["weight"][:, :features]
@@ -133,10 +137,12 @@ def test_literal_values() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("of_offset", [0, 1, 1e3])
 @pytest.mark.parametrize(("of_class", "of_cluster"), [(1e3, 1), (1, 1e3), (1e3, 1e3), (30, 10)])
-def test_range(of_class: float, of_cluster: float, of_offset: float, dtype: torch.dtype) -> None:
+def test_range(
+    of_class: float, of_cluster: float, of_offset: float, dtype: torch.dtype, device: torch.device
+) -> None:
     """Scores and cluster scores of 1e3 against float64: also where a cluster that is far below the
     largest score has nearly all of the probability."""
-    given = arguments(scale=of_cluster)
+    given = arguments(scale=of_cluster, device=device)
     given["weight"] = (given["weight"] * of_class).detach()
     if of_offset:
         given["offset"] = offsets(given, of_offset).to(dtype).double()
@@ -154,9 +160,9 @@ def test_range(of_class: float, of_cluster: float, of_offset: float, dtype: torc
         assert (a - b).abs().max() <= limit
 
 
-def test_infinities() -> None:
+def test_infinities(device: torch.device) -> None:
     """A class of probability 0, as a class and as a target; rows with NaN, which stay alone."""
-    given = arguments()
+    given = arguments(device=device)
     with torch.no_grad():
         given["bias"][7] = -math.inf
         given["target"][given["target"] == 7] = 8
@@ -172,7 +178,7 @@ def test_infinities() -> None:
         given["cluster_score"][6, 0, 1] = -math.inf
         given["target"][6] = int((given["cluster"][:, 0] != 1).nonzero()[0])
     log_prob, loss = forest_log_prob(**given, reduction="none")
-    bad = torch.zeros(N, dtype=torch.bool)
+    bad = torch.zeros(N, dtype=torch.bool, device=device)
     bad[[3, 5]] = True
     assert torch.equal(log_prob.isnan(), bad)
     expected = forest_log_prob_reference(**given)
@@ -180,27 +186,6 @@ def test_infinities() -> None:
     grad = torch.autograd.grad(loss.sum(), given["hidden"], retain_graph=True)[0]
     assert torch.equal(grad.isnan().any(1), bad)
     assert not grad[4].any()
-
-
-@pytest.mark.parametrize("scale", [1.0, 200.0])
-@pytest.mark.parametrize("gradients", [False, True])
-def test_the_operators_of_torch_give_the_same(scale: float, gradients: bool) -> None:
-    """What runs on devices without a kernel."""
-    given = arguments(scale=scale)
-    scores = (given["weight"] @ given["hidden"].t()).detach()
-    add_offset(scores, offsets(given), given["target"], 0)
-    of_clusters = given["cluster_score"].detach().permute(1, 2, 0).contiguous()
-    rest = (given["log_prior"].detach().t(), given["cluster"], given["target"])
-    grad = draw(N, seed=3) if gradients else None
-    results = []
-    for op in (torch.ops.hstree.forest_gradient_, _gradient_):
-        inputs = scores.clone(), of_clusters.clone()
-        results.append((*op(*inputs, *rest, grad), *inputs))
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b)
-    if not gradients:
-        assert torch.equal(results[0][2], scores)
-        assert torch.equal(results[0][3], of_clusters)
 
 
 def test_gradcheck() -> None:
@@ -228,7 +213,7 @@ def test_opcheck(wanted: list[bool]) -> None:
     for grad in (None, draw(N)):
         torch.library.opcheck(
             torch.ops.hstree.forest_gradient_.default,
-            (*chunk, grad),
+            (*chunk, None, None, grad),
             test_utils=("test_schema", "test_faketensor"),
         )
 
@@ -265,17 +250,30 @@ def test_low_precision(dtype: torch.dtype) -> None:
         assert error <= 1.05 * allowed + 2 * torch.finfo(dtype).eps
 
 
-def test_any_number_of_threads_gives_the_same_bits() -> None:
-    given = {n: t.detach() for n, t in arguments(300, 200).items() if t is not None}
+def chunk_gradients(given: dict[str, Any]) -> tuple[Tensor, ...]:
+    """Of a chunk in float32: log_prob, and the gradients of the log-priors, scores and scores of
+    clusters."""
+    given = {n: t if t is None else t.detach() for n, t in given.items()}
     scores = (given["weight"] @ given["hidden"].t()).float()
     of_clusters = given["cluster_score"].float().permute(1, 2, 0).contiguous()
-    rest = (given["log_prior"].float().t(), given["cluster"], given["target"], torch.ones(300))
-    before, results = torch.get_num_threads(), []
+    rest = (given["log_prior"].float().t(), given["cluster"], given["target"])
+    plan = by_cluster(given["cluster"], of_clusters.shape[1])
+    before = scores.clone(), of_clusters.clone()
+    forward = torch.ops.hstree.forest_gradient_(scores, of_clusters, *rest, *plan, None)
+    assert torch.equal(scores, before[0])
+    assert torch.equal(of_clusters, before[1])
+    grad = torch.linspace(-1, 2, scores.shape[1], device=scores.device)
+    results = torch.ops.hstree.forest_gradient_(scores, of_clusters, *rest, *plan, grad)
+    torch.testing.assert_close(forward[0], results[0], rtol=0, atol=0, equal_nan=True)
+    return (*results, scores, of_clusters)
+
+
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    given, before, results = arguments(300, 200), torch.get_num_threads(), []
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            inputs = scores.clone(), of_clusters.clone()
-            results.append((*torch.ops.hstree.forest_gradient_(*inputs, *rest), *inputs))
+            results.append(chunk_gradients(given))
     finally:
         torch.set_num_threads(before)
     for a, b in zip(*results, strict=True):
@@ -368,3 +366,38 @@ def test_bad_numbers() -> None:
         cluster[6, 1] = value
         with pytest.raises(RuntimeError, match=rf"cluster\[6\]: .*\[0, 5\), got {value}"):
             forest_log_prob(**given | {"cluster": cluster})
+
+
+def check_bad_numbers_on_cuda(device: torch.device) -> None:
+    """A target out of range makes its row NaN. A cluster out of range is none: the score of its
+    class has the gradient NaN, as has a row whose target it is; for the others the class has
+    probability 0 in that tree."""
+    rows = torch.arange(12, device=device)
+    given = arguments(12, device=device)
+    clean = chunk_gradients(given)
+    given["target"][:6] = torch.tensor([-2, -(2**63), V, 2**31, 2**62, 2**63 - 1])
+    for got, expected in zip(chunk_gradients(given), clean, strict=True):
+        assert got[..., :6].isnan().all()
+        assert torch.equal(got[..., 6:], expected[..., 6:])
+    given = arguments(12, device=device)
+    given["target"][given["target"] == 7] = 8
+    for cluster in (-1, C, -(2**31), 2**31 - 1):
+        given["cluster"][7, 1] = cluster
+        log_prob, grad_log_prior, of_scores, of_clusters = chunk_gradients(given)
+        classes = torch.arange(V, device=device)[:, None]
+        assert torch.equal(of_scores.isnan(), (classes == 7) & (given["target"] != -1))
+        assert all(x.isfinite().all() for x in (log_prob, grad_log_prior, of_clusters))
+    given["target"][:2] = 7
+    assert torch.equal(chunk_gradients(given)[0].isnan(), rows < 2)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("emulated", marks=pytest.mark.slow),
+        pytest.param("cuda", marks=pytest.mark.cuda),
+    ],
+    indirect=True,
+)
+def test_bad_numbers_on_cuda(device: torch.device) -> None:
+    check_bad_numbers_on_cuda(device)

@@ -25,7 +25,8 @@ def forest_log_prob_reference(
     rows = (target >= 0).nonzero().squeeze(1)
     score = F.linear(hidden[rows], weight, bias)
     if offset is not None:
-        score = score + offset.where(torch.arange(len(weight)) != target[rows, None], 0.0)
+        others = torch.arange(len(weight), device=target.device) != target[rows, None]
+        score = score + offset.where(others, 0.0)
     by_tree = [
         (score + cluster_score[rows, t][:, cluster[:, t].long()]).log_softmax(1)
         for t in range(cluster.shape[1])
