@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,14 @@ import torch.nn.functional as F
 from reference.forest_log_prob import forest_log_prob_reference
 from torch import Tensor
 
-from hstree.ops import forest_log_prob
+from hstree._numerics import is_low
+from hstree.ops import _chunked_loss, forest_log_prob
 from hstree.ops.forest_log_prob import by_cluster
 
 N, D, V, T, C = 23, 7, 41, 3, 5
 NAMES = ("hidden", "log_prior", "cluster_score", "weight", "bias")
 CPU = torch.device("cpu")
+forest_log_prob_module = sys.modules["hstree.ops.forest_log_prob"]  # hidden by the function
 
 
 def draw(*size: int, seed: int = 0, scale: float = 1.0) -> Tensor:
@@ -248,6 +251,35 @@ def test_low_precision(dtype: torch.dtype) -> None:
         scale = t.abs().max()
         error, allowed = (a - t).abs().max() / scale, (b - t).abs().max() / scale
         assert error <= 1.05 * allowed + 2 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("rows", [0, 7, 16, N])
+@pytest.mark.parametrize("group", [1, 2, N])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_in_16_bits_of_several_chunks(
+    dtype: torch.dtype,
+    group: int,
+    rows: int,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The products of a GPU, here also on the CPU."""
+    for module in (_chunked_loss, forest_log_prob_module):
+        monkeypatch.setattr(module, "keeps_low", is_low)
+    monkeypatch.setattr(forest_log_prob_module, "group_chunks", lambda *_: group)
+    given, exact = (arguments(rows, device=device) for _ in range(2))
+    for name in NAMES:
+        low = given[name].detach().to(dtype)
+        given[name], exact[name] = low.requires_grad_(), low.detach().double().requires_grad_()
+    loss = forest_log_prob(**given, chunk_rows=8, reduction="sum")[1]
+    kept = given["target"] != -1
+    truth = -forest_log_prob_reference(**exact)[kept].sum()
+    torch.testing.assert_close(loss.double(), truth, rtol=1e-3, atol=1e-3)
+    got, true = (torch.autograd.grad(x, leaves(of)) for x, of in ((loss, given), (truth, exact)))
+    for a, b in zip(got, true, strict=True):
+        assert a.dtype == dtype
+        if b.numel():
+            assert (a - b).abs().max() <= 2 * torch.finfo(dtype).eps * b.abs().max()
 
 
 def chunk_gradients(given: dict[str, Any]) -> tuple[Tensor, ...]:
