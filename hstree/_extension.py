@@ -19,7 +19,6 @@ CPU_OPERATORS = {
     "forest_gradient_": "forest_log_prob computes it in torch's own operators",
     "tree_topk": "TreeEnsemble.topk takes the k largest of all classes",
     "leaf_tree_topk": "TreeEnsemble.topk takes the k largest of all classes",
-    "screened_topk": "hstree.ops.screened_topk computes it in torch's own operators",
     "recycled": "torch's allocator keeps memory on CUDA",
 }
 
