@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(threads) preview_kernel(ScreenedTopk s, Worksp
     const float other = __shfl_xor_sync(all_lanes, largest, bit);
     largest = other > largest ? other : largest;
   }
-  if (row >= s.rows) return;
+  if (row >= s.rows || (Tile == 1 && (lane & 4) != 0)) return;  // 8 lanes have the 4 sums of a row alone
   float* const to = w.score + row * s.blocks * block_classes + v;
   if constexpr (results == 4) {
     store_raw(to, pack_group<float>(score));
@@ -361,12 +361,12 @@ __global__ void __launch_bounds__(row_threads) select_kernel(ScreenedTopk s, Wor
   const int64_t candidates = compact(
       s.blocks, 0, [&](int64_t b) { return ordered(__ldg(largest + b)) >= least ? above : below; },
       [&](int64_t b, unsigned number, bool) { candidate[number] = static_cast<int32_t>(b); }, scratch.count);
-  __syncthreads();
   const auto class_at = [&](int64_t i) {
     return int64_t(candidate[i / block_classes]) * block_classes + i % block_classes;
   };
   const auto key_at = [&](int64_t i) { return ordered(__ldg(score + class_at(i))); };
   int64_t equals = s.n;
+  // Its first barrier is after the candidates.
   const unsigned key = nth_largest(candidates * block_classes, equals, 3, key_at, scratch);
   compact(
       candidates * block_classes, static_cast<unsigned>(equals),

@@ -27,6 +27,7 @@ from ops.logit_function_cases import (
 )
 from ops.mixtures import BLOCKS, MIXTURES
 from ops.test_sample import test_draws_are_those_of_the_reference as check_draws
+from ops.test_screened_topk import check_all as check_screened_topk
 from ops.test_sparse_adam import SHAPES
 from ops.test_sparse_adam import check as check_sparse_adam
 from ops.test_tree_log_softmax import BLOCKS as TREE_BLOCKS
@@ -74,7 +75,7 @@ def checks() -> list[Callable[[], object]]:
                     result.append(partial(run_tree_op, op, tree_case, dtype))
         result += [partial(check_corruption, op, corruption) for corruption in corruptions(op)]
         result += [partial(check_bad_targets, op), partial(check_bad_ranks, op)]
-    result.append(check_out_of_range)
+    result += [check_out_of_range, check_screened_topk]
     for shape in SHAPES:
         result += [partial(check_sparse_adam, shape, dtype, CPU) for dtype in DTYPES]
     for piecewise_case in FEW_ELEMENTS:
