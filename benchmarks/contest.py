@@ -23,6 +23,7 @@ class Contestant:
     visits: int = 0  # nodes on the paths of the step's rows, in all trees
     leaves: Sequence[Tensor] = ()  # whose row-sparse gradients the step computes
     idle: Callable[[], object] | None = None  # the step without its work; its time is subtracted
+    calls: int = 1  # of what is timed, in a step
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def contest(
         while sum(steps) < TURN_SECONDS and len(steps) < TURN_STEPS:
             steps.append(timed(contestant.step))
         torch.set_num_threads(1)
-        return median(steps) - idle
+        return (median(steps) - idle) / contestant.calls
 
     def one_round() -> None:
         for name in order:

@@ -1,4 +1,5 @@
-"""Queries of a trained head: all classes, the most probable ones, a sample."""
+"""Queries of a trained head: all classes, the most probable ones, a sample; the best word of a
+screened softmax."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.contest import Build, Contestant, Size, batch
-from hstree.heads import Head, Softmax, TreeEnsemble
+from hstree.heads import Head, ScreenedSoftmax, Softmax, TreeEnsemble
+from hstree.ops import screened_topk
 
 QUESTIONS: dict[str, Callable[[Head, Tensor], object]] = {
     "all classes": lambda head, hidden: head.log_prob(hidden),
@@ -56,6 +59,63 @@ def _decode(size: Size, device: str, head: str, question: str, rows: int) -> Con
     return Contestant(partial(QUESTIONS[question], built.to(device), hidden.to(device)))
 
 
+PRODUCT = "product, bfloat16: top 1"
+BEST_WORD: dict[str, Callable[[ScreenedSoftmax, Tensor, Tensor], object]] = {
+    PRODUCT: lambda head, hidden, query: F.linear(hidden, head.weight).topk(1),
+    "product, bfloat16: argmax": lambda head, hidden, query: F.linear(hidden, head.weight).argmax(
+        1
+    ),
+    "screened_topk": lambda head, hidden, query: screened_topk(
+        query, head.preview, head.scale, head.offset, hidden, head.weight, None, head.exact, 1
+    ),
+    "ScreenedSoftmax: top 1": lambda head, hidden, _: head.predict(hidden),
+}
+SCREENED_SIZES = {
+    f"V = {classes:,}, D = {features:,}, N = {rows}": Size(rows, features, classes, features)
+    for classes, features in ((49_152, 576), (262_144, 640), (128_256, 4096))
+    for rows in (1, 8)
+}
+CALLS = 20
+"""Calls in a CUDA graph."""
+
+
+def _best_word(size: Size, device: str, way: str) -> Contestant:
+    """Random weights and previews: D / 2 features in 4 bits, 1,024 exact scores. Before each call
+    on a GPU another tensor fills its cache."""
+    linear = nn.Linear(size.features, size.classes, bias=False, dtype=torch.bfloat16, device=device)
+    head = ScreenedSoftmax(
+        size.features, size.classes, rank=size.features // 2, bits=4,
+        exact=min(1024, size.classes), embedding=linear.requires_grad_(False),
+    ).to(device).eval()  # fmt: skip
+    for table, value in ((head.rotation, size.features**-0.5), (head.scale, 0.01)):
+        table.normal_(std=value)
+    head.preview.random_()
+    hidden = torch.randn(size.rows, size.features, dtype=torch.bfloat16, device=device)
+    query = torch.randn(size.rows, head.rank + 1, device=device)
+    call = partial(BEST_WORD[way], head, hidden, query)
+    if device == "cpu":
+        return Contestant(call)
+    fill = torch.empty(2**27, dtype=torch.uint8, device=device).zero_
+    return Contestant(_replay(fill, call), calls=CALLS, idle=_replay(fill))
+
+
+@torch.no_grad()
+def _replay(*calls: Callable[[], object]) -> Callable[[], object]:
+    """Replays the calls, one after another, ``CALLS`` times in a CUDA graph."""
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in CALLS * calls:
+            call()
+    return graph.replay
+
+
+SCREENED_CONTESTS: dict[str, dict[str, Build]] = {
+    f"decoding, screened, {name}": {way: partial(_best_word, way=way) for way in BEST_WORD}
+    for name in SCREENED_SIZES
+}
 DECODING_CONTESTS: dict[str, dict[str, Build]] = {
     f"decoding, N = {rows}": {
         f"{head}: {question}": partial(_decode, head=head, question=question, rows=rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.contest import Build
-from benchmarks.decoding import DECODING_CONTESTS
+from benchmarks.decoding import DECODING_CONTESTS, SCREENED_CONTESTS
 from benchmarks.ensembles import ENSEMBLE_CONTESTS
 from benchmarks.heads import HEAD_CONTESTS
 from benchmarks.optimizers import OPTIMIZER_CONTESTS
@@ -16,6 +16,7 @@ CONTESTS: dict[str, dict[str, Build]] = {
     **PATH_CONTESTS,
     **ENSEMBLE_CONTESTS,
     **DECODING_CONTESTS,
+    **SCREENED_CONTESTS,
     **OPTIMIZER_CONTESTS,
     **TRAINER_CONTESTS,
     **WORD2VEC_CONTESTS,

@@ -24,7 +24,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.decoding import DECODED_ROWS, QUESTIONS, SOFTMAX
+from benchmarks.decoding import (
+    DECODED_ROWS,
+    PRODUCT,
+    QUESTIONS,
+    SCREENED_CONTESTS,
+    SCREENED_SIZES,
+    SOFTMAX,
+)
 from benchmarks.ensembles import ADAPTIVE, KERNELS, MODULE, SHARED_LEAVES, SHARED_SIZES
 from benchmarks.heads import FLAT, FORMULAS, LARGE_CHUNKS, OWN_CHUNKS, SMALL_CHUNKS
 from benchmarks.optimizers import (
@@ -330,10 +337,13 @@ def paths(record: Record) -> Shown:
 
 
 def decoding(record: Record) -> Shown:
-    """Decoding with a trained head, as multiples of all classes of a softmax."""
+    """Decoding with a trained head, as multiples of all classes of a softmax; the best word of a
+    screened softmax, as multiples of the product's."""
     rows = sorted({n for of_device in DECODED_ROWS.values() for n in of_device})
     names = {f"N = {n}": f"decoding, N = {n}" for n in rows}
-    return times(record, names, f"{SOFTMAX}: {next(iter(QUESTIONS))}")
+    trees = times(record, names, f"{SOFTMAX}: {next(iter(QUESTIONS))}")
+    screened = times(record, dict(zip(SCREENED_SIZES, SCREENED_CONTESTS, strict=True)), PRODUCT)
+    return trees[0] + screened[0], trees[1] + screened[1]
 
 
 def optimizers(record: Record) -> Shown:

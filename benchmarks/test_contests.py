@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import hstree
-from benchmarks.contest import TINY, Size, contest
-from benchmarks.decoding import DECODED_ROWS
+from benchmarks.contest import TINY, Build, Size, contest
+from benchmarks.decoding import DECODED_ROWS, SCREENED_CONTESTS, SCREENED_SIZES
 from benchmarks.ensembles import MODULE, SHARED_SIZES
 from benchmarks.heads import HEAD_CONTESTS, MOS_SIZE, SIZE
 from benchmarks.memory import measure
@@ -55,6 +55,9 @@ for device, rows in DECODED_ROWS.items():
     for n in rows:
         RUNS[f"decoding, N = {n}"] = (replace(WIKITEXT, rows=n), 5)
         DEVICES.append((f"decoding, N = {n}", device))
+for name, size in zip(SCREENED_CONTESTS, SCREENED_SIZES.values(), strict=True):
+    RUNS[name] = (size, 5)
+    DEVICES.append((name, "cuda"))
 
 
 def weighed(name: str) -> list[str]:
@@ -106,6 +109,11 @@ def skip_unless_possible(name: str, device: str) -> None:
 
 def test_every_contest_runs() -> None:
     assert set(RUNS) == set(CONTESTS)
+
+
+@pytest.mark.parametrize("build", next(iter(SCREENED_CONTESTS.values())).values())
+def test_best_words_without_a_gpu(build: Build) -> None:
+    build(TINY, "cpu").step()
 
 
 def test_peak_memory_of_another_process() -> None:

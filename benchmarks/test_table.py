@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.decoding import BEST_WORD
 from benchmarks.heads import FLAT
 from benchmarks.plot import plot_growth
 from benchmarks.registry import CONTESTS
@@ -106,7 +107,8 @@ def test_table_of_training_steps() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_table_of_decoding(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    (shown,), (note,) = decoding(summary(run(device)))
+    (shown, screened), (note, _) = decoding(summary(run(device)))
+    assert len(screened.rows) == len(BEST_WORD)
     assert shown.title == {"cpu": "One core", "cuda": "One GPU"}[device]
     assert len(shown.rows) == len(CONTESTS["decoding, N = 1"])
     assert {cell for row in shown.rows for cell in row[1:]} == {"1.00 (2,000 ms)"}

@@ -18,7 +18,6 @@ MINIMUM_TORCH = (2, 11)
 CPU_OPERATORS = {
     "tree_topk": "TreeEnsemble.topk takes the k largest of all classes",
     "leaf_tree_topk": "TreeEnsemble.topk takes the k largest of all classes",
-    "screened_topk": "hstree.ops.screened_topk computes it in torch's own operators",
     "recycled": "torch's allocator keeps memory on CUDA",
 }
 

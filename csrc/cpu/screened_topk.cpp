@@ -76,8 +76,9 @@ void select(const float* score, const float* largest, int64_t width, int64_t cla
   }
 }
 
+// NaN where b is.
 float log_add_exp(float a, float b) {
-  const float most = std::max(a, b), least = std::min(a, b);
+  const float most = a > b ? a : b, least = a > b ? b : a;
   return most == -infinity ? most : most + std::log1p(std::exp(least - most));
 }
 

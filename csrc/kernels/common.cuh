@@ -156,6 +156,18 @@ __device__ __forceinline__ S warp_max(S value) {
   return value;
 }
 
+// The sums over a warp's lanes up to each lane.
+template <typename S>
+__device__ __forceinline__ S warp_prefix(S value) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const S other = __shfl_sync(all_lanes, value, lane >= step ? lane - step : lane);
+    if (lane >= step) value += other;
+  }
+  return value;
+}
+
 // The feature of hidden at index `feature` of a tree's subset.
 __device__ __forceinline__ int64_t hidden_feature(const Tables& tables, int tree, int64_t feature) {
   return tables.feature_index == nullptr ? feature

@@ -17,17 +17,6 @@ struct Exponentials {
   double sum;
 };
 
-// The sums over a warp's lanes up to each lane.
-__device__ __forceinline__ double warp_prefix(double value) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const double other = __shfl_sync(all_lanes, value, lane >= step ? lane - step : lane);
-    if (lane >= step) value += other;
-  }
-  return value;
-}
-
 // One row of hidden in one tree, for a whole block. Its methods are called by all threads, which get the same
 // results. A warp multiplies a weight row; every warp adds up the exponentials by itself.
 template <typename T, bool Aligned>

@@ -93,9 +93,8 @@ def screened_topk(
 
     with the query x, the preview P and its scales s, and the offsets o. The scores of the n classes
     with the largest a are :math:`W_v \cdot h + b_v`, those of all others are a. Sums of whole
-    numbers are exact, others are taken in float32. On CUDA in torch's own operators. Not
-    differentiable. Deterministic for any number of threads; the result of a row does not depend on
-    other rows.
+    numbers are exact, others are taken in float32. Not differentiable. Deterministic for any number
+    of threads; the result of a row does not depend on other rows.
 
     Args:
         query: R features and a number that is added to all previews of the row, [N, R + 1] float32.
@@ -131,53 +130,11 @@ def screened_topk(
     Source: Shim, Lee, Choi, Boo and Sung, SVD-softmax: fast softmax approximation on large
     vocabulary neural networks, NeurIPS 2017.
     """
-    call = composed_screened_topk if hidden.is_cuda else torch.ops.hstree.screened_topk
     return Screened(
-        *call(query, preview, scale, offset, hidden, weight, bias, n, k, temperature, all_scores)
+        *torch.ops.hstree.screened_topk(
+            query, preview, scale, offset, hidden, weight, bias, n, k, temperature, all_scores
+        )
     )
-
-
-def composed_screened_topk(
-    query: Tensor,
-    preview: Tensor,
-    scale: Tensor,
-    offset: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    n: int,
-    k: int,
-    temperature: float,
-    all_scores: bool,
-) -> tuple[Tensor, ...]:
-    """The op in torch's own operators, in chunks of rows. Arguments are not checked."""
-    chunk = max(1, min(64, 2**27 // (n * weight.shape[1])))
-    rows = preview
-    if preview.dtype == torch.uint8:
-        rows = torch.cat([preview & 15, preview >> 4], -1).to(torch.int8) - 8
-    rows = rows.transpose(1, 2).flatten(2).flatten(0, 1).float()[: len(weight)]
-    scale, offset = scale[: len(weight)], offset[: len(weight)]
-    parts = []
-    for x, h in zip(torch.split(query, chunk), torch.split(hidden, chunk), strict=True):
-        shift, x = x[:, -1:], x[:, :-1]
-        step = x.abs().amax(1, keepdim=True) / 127
-        whole = F.pad((x / step.clamp(min=1e-38)).round(), (0, rows.shape[1] - x.shape[1]))
-        scores = (offset + shift) + scale * (whole @ rows.T * step)
-        scores = scores.nan_to_num(-torch.inf, torch.inf, -torch.inf)
-        scores.masked_fill_(~(x.isfinite().all(1, keepdim=True) & shift.isfinite()), torch.nan)
-        best = scores.sort(stable=True, dim=1, descending=True).indices[:, :n].sort(1).values
-        exact = torch.einsum("nd,nkd->nk", h.float(), weight[best].float())
-        if bias is not None:
-            exact = exact + bias.float()[best]
-        exact = exact.masked_fill(scores[:, :1].isnan(), torch.nan)
-        log_rest = (scores.scatter(1, best, -torch.inf) / temperature).logsumexp(1)
-        log_rest = log_rest.masked_fill(scores[:, 0].isnan(), torch.nan)
-        log_normalizer = log_rest.logaddexp((exact / temperature).logsumexp(1))
-        scores = scores.scatter(1, best, exact)
-        order = exact.sort(stable=True, dim=1, descending=True).indices[:, :k]
-        found = (exact.gather(1, order), best.gather(1, order), log_rest, log_normalizer)
-        parts.append((*found, scores if all_scores else scores[:0]))
-    return tuple(torch.cat(part) for part in zip(*parts, strict=True))
 
 
 def _fake(query: Tensor, *rest: Any) -> Any:

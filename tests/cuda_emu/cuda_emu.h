@@ -695,8 +695,20 @@ inline unsigned __reduce_add_sync(unsigned mask, unsigned value, HSTREE_LINE) {
 inline int __ffs(int bits) {
   return __builtin_ffs(bits);
 }
+inline int __popc(unsigned bits) {
+  return __builtin_popcount(bits);
+}
+// sum + the products of the signed bytes of a and b.
+inline int __dp4a(int a, int b, int sum) {
+  for (int shift = 0; shift < 32; shift += 8) sum += int8_t(a >> shift) * int8_t(b >> shift);
+  return sum;
+}
 template <typename T>
 T __ldg(const T* address) {
+  return *address;
+}
+template <typename T>
+T __ldcg(const T* address) {
   return *address;
 }
 template <typename T>

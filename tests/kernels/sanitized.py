@@ -30,6 +30,7 @@ from ops.test_forest_log_prob import arguments as forest_arguments
 from ops.test_forest_log_prob import check as check_forest
 from ops.test_forest_log_prob import check_bad_numbers_on_cuda
 from ops.test_sample import test_draws_are_those_of_the_reference as check_draws
+from ops.test_screened_topk import check_all as check_screened_topk
 from ops.test_sparse_adam import SHAPES
 from ops.test_sparse_adam import check as check_sparse_adam
 from ops.test_tree_log_softmax import BLOCKS as TREE_BLOCKS
@@ -80,6 +81,7 @@ def checks() -> list[Callable[[], object]]:
     result += [check_out_of_range, partial(check_bad_numbers_on_cuda, CPU)]
     for sizes in ((70, 41, 3, 20), (15, 300, 2, 3), (8, 1, 1, 1)):
         result.append(partial(check_forest, forest_arguments(*sizes)))
+    result.append(check_screened_topk)
     for shape in SHAPES:
         result += [partial(check_sparse_adam, shape, dtype, CPU) for dtype in DTYPES]
     for piecewise_case in FEW_ELEMENTS:

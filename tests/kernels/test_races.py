@@ -25,8 +25,9 @@ from ops.logit_function_cases import (
 from ops.test_feature_gather import batch as feature_batch
 from ops.test_forest_log_prob import arguments as forest_arguments
 from ops.test_forest_log_prob import chunk_gradients
+from ops.test_screened_topk import draw as draw_screened
 
-from hstree.ops import candidate_log_prob, sample
+from hstree.ops import candidate_log_prob, sample, screened_topk
 from kernels.corrupt_tables import SEED
 from kernels.emulation import emulated_tests, tree_op_results
 from kernels.test_piecewise import LARGE, LATE, usual_gradient
@@ -77,6 +78,10 @@ def sparse_adam() -> None:
     test_sparse_adam.check(test_sparse_adam.SHAPES[0], torch.float32, torch.device("cpu"))
 
 
+def screened(bits: int, k: int) -> None:
+    screened_topk(*draw_screened((2, 2500, 30, 12), bits), 20, k, all_scores=True)
+
+
 def piecewise() -> None:
     case = PiecewiseCase("sums of few intervals", shape=(3001,), intervals=12)
     piecewise_gradients(piecewise_batch(case, 2, torch.float32))
@@ -113,6 +118,8 @@ COMPUTATIONS: tuple[Callable[[], None], ...] = (
     partial(sampled, "aligned rows"),
     feature_gather,
     sparse_adam,
+    partial(screened, 4, 20),
+    partial(screened, 8, 1),
     piecewise,
     late_sums,
     partial(target_log_softmax, 83, 20),
@@ -129,9 +136,9 @@ def find(pattern: str) -> Iterator[tuple[str, str]]:
                 yield f"{path.name}:{number}", match[1]
 
 
-# Barriers without which there is no race: block_max and Tile::fill begin with one for a second call
-# in a kernel, which none makes; that before the rows of a group in the gradient of a wide weight.
-SPARE = ["logit_function.cuh", "tile.cuh", "wide_log_prob.cu"]
+# Barriers without which there is no race: Tile::fill begins with one for a second call in a kernel,
+# which none makes; that before the rows of a group in the gradient of a wide weight.
+SPARE = ["tile.cuh", "wide_log_prob.cu"]
 
 
 def test_no_races_but_without_a_barrier(library: EmulatedLibrary) -> None:

@@ -11,11 +11,12 @@ from reference.screened_topk import preview_rows, screened_topk_reference
 from torch import Tensor
 
 from hstree.ops import quantize_preview, screened_topk
-from hstree.ops.screened_topk import Screened, composed_screened_topk
+from hstree.ops.screened_topk import Screened
 from ops.apart import every_instruction_set, with_instruction_set
 from ops.cases import threads
 
 OP = torch.ops.hstree.screened_topk.default
+CPU = torch.device("cpu")
 # Rows, classes, features of the preview and of the contexts: whole blocks and groups, and none.
 SHAPES = ((1, 37, 5, 3), (2, 256, 16, 19), (11, 403, 41, 70), (3, 1, 1, 1), (0, 20, 8, 4))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -39,6 +40,10 @@ def draw(
     return [query, preview, scale, offset, hidden, weight, normal(classes).to(dtype)]
 
 
+def on(device: torch.device, arguments: list[Any]) -> list[Any]:
+    return [None if each is None else each.to(device) for each in arguments]
+
+
 def check(found: Screened, arguments: list[Any], n: int, k: int, temperature: float) -> None:
     query, preview, scale, offset, hidden, weight, bias = arguments
     rows = preview_rows(preview, scale, len(weight), query.shape[1] - 1)
@@ -46,6 +51,7 @@ def check(found: Screened, arguments: list[Any], n: int, k: int, temperature: fl
         query, rows, offset, hidden, weight, bias, n, temperature
     )
     close: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4, "check_dtype": False}
+    found = Screened(*(each.cpu() for each in found))
     for got, want in zip(found[2:], (log_rest, log_normalizer, scores), strict=True):
         torch.testing.assert_close(got, want, **close)
     best = previews.topk(n).indices
@@ -54,8 +60,8 @@ def check(found: Screened, arguments: list[Any], n: int, k: int, temperature: fl
     torch.testing.assert_close(found.score, scores.gather(1, found.classes), **close)
 
 
-def check_all() -> bool:
-    """Every shape, one of them in every dtype, on this instruction set."""
+def check_all(device: torch.device = CPU) -> bool:
+    """Every shape, one of them in every dtype, on this device or instruction set."""
     for shape in SHAPES:
         for bits in (4, 8):
             for dtype in DTYPES if shape == SHAPES[2] else DTYPES[:1]:
@@ -65,7 +71,8 @@ def check_all() -> bool:
                 for n in sorted({1, shape[1] // 2 + 1, shape[1]}):
                     k = (n + 1) // 2
                     options: Any = {"temperature": 0.7, "all_scores": True}
-                    check(screened_topk(*arguments, n, k, **options), arguments, n, k, 0.7)
+                    found = screened_topk(*on(device, arguments), n, k, **options)
+                    check(found, arguments, n, k, 0.7)
     return True
 
 
@@ -74,12 +81,8 @@ def test_equals_the_reference(capability: str, tmp_path: Path) -> None:
     assert with_instruction_set(capability, "ops.test_screened_topk", "check_all()", tmp_path)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_the_composed_form_equals_the_reference(bits: int) -> None:
-    for shape in SHAPES:
-        arguments = draw(shape, bits)
-        n = shape[1] // 2 + 1
-        check(Screened(*composed_screened_topk(*arguments, n, n, 1.3, True)), arguments, n, n, 1.3)
+def test_equals_the_reference_on_each_device(device: torch.device) -> None:
+    check_all(device)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -91,8 +94,8 @@ def test_quantized_rows_are_near(bits: int) -> None:
     assert (error <= rows.abs().amax(1, keepdim=True) / (2**bits - 2) * 1.0001).all()
 
 
-def test_equal_previews_and_scores_come_by_number() -> None:
-    query, preview, scale, offset, hidden, weight, _ = draw((3, 200, 8, 4), 4)
+def test_equal_previews_and_scores_come_by_number(device: torch.device) -> None:
+    query, preview, scale, offset, hidden, weight, _ = on(device, draw((3, 200, 8, 4), 4))
     offset[:200] = 0
     tied = screened_topk(query, preview, 0 * scale, offset, hidden, 0 * weight, None, 50, 20)
     assert tied.classes.tolist() == [list(range(20))] * 3
@@ -111,21 +114,20 @@ def test_same_bits_for_every_number_of_threads_and_rows() -> None:
                     assert torch.equal(got, want[rows])
 
 
-@pytest.mark.parametrize("call", [OP, composed_screened_topk], ids=["op", "composed"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("place", [2, -1])
-def test_rows_that_are_not_finite(call: Any, value: float, place: int) -> None:
-    arguments = draw((4, 50, 8, 4), 8)
-    expected = call(*arguments, 5, 3, 1.0, True)
+def test_rows_that_are_not_finite(device: torch.device, value: float, place: int) -> None:
+    arguments = on(device, draw((4, 50, 8, 4), 8))
+    expected = OP(*arguments, 5, 3, 1.0, True)
     arguments[0][1, place] = value
-    found = call(*arguments, 5, 3, 1.0, True)
+    found = OP(*arguments, 5, 3, 1.0, True)
     for i, (got, want) in enumerate(zip(found, expected, strict=True)):
         assert torch.equal(got[[0, 2, 3]], want[[0, 2, 3]])
         assert got[1].tolist() == [0, 1, 2] if i == 1 else got[1].isnan().all()
 
 
-def test_impossible_classes_come_last() -> None:
-    arguments = draw((2, 50, 8, 4), 4)
+def test_impossible_classes_come_last(device: torch.device) -> None:
+    arguments = on(device, draw((2, 50, 8, 4), 4))
     arguments[3][5:50] = -torch.inf
     arguments[2][7] = torch.nan
     found = screened_topk(*arguments, 5, 5)
