@@ -44,12 +44,13 @@ FAMILIES: dict[str, Family] = {
     "softmax": lambda c: c.settings["head"] == "softmax",
     "adaptive softmax": lambda c: c.settings["head"] == "adaptive",
     "sampled softmax": lambda c: c.settings["head"] == "sampled",
+    "mixture of softmaxes": lambda c: c.settings["head"] == "mos",
     "forest of softmaxes": lambda c: c.settings["head"] == "forest",
     "trees, vectors of their own": lambda c: _trees(c) and not _shared(c),
     "trees, shared leaves": lambda c: _shared(c) and not _relearned(c),
     "trees, shared leaves, re-learned": lambda c: _shared(c) and _relearned(c),
 }
-MARKERS = "sDvX^oP"
+MARKERS = "sDvXp^oP"
 
 
 def _trees(contender: Contender) -> bool:

@@ -177,8 +177,21 @@ def _all() -> Iterator[Contender]:
     dropout = {"dropout": 0.4, "dropout_input": 0.4}
     yield _more("forest-sampled", f"{title}, dropout 0.4", 4.0, **forest, **sampled, **dropout)
     for decay in (0.05, 0.1, 0.3):
-        seeds = 2 if decay == 0.1 else 1
+        seeds = 3 if decay == 0.1 else 1
         yield _more("forest-sampled", title, 4.0, decay, seeds=seeds, **forest, **sampled)
+    for n_trees, clusters in ((1, 256), (2, 256), (8, 256), (4, 64), (4, 1024)):
+        trees = "one tree" if n_trees == 1 else f"{n_trees} trees"
+        title = f"forest of {trees}, C = {clusters:,}, 512 negatives"
+        shape = {"n_trees": n_trees}
+        shape["head_option"] = ("negatives=512", f"clusters={clusters}")
+        name = f"forest-sampled-{n_trees}x{clusters}"
+        yield _more(name, title, 4.0, 0.1, **forest | shape)
+    title = "forest of 4 trees, C = 256, all classes"
+    yield _more("forest", title, 4.0, 0.1, seeds=3, **forest)
+    for components in (5, 15):
+        title = f"mixture of {components} softmaxes"
+        option = (f"components={components}",)
+        yield _more(f"mos-{components}", title, 8.0, 0.1, head="mos", head_option=option)
     draws = "sampled softmax, 512 negatives and the batch's targets"
     yield _more("sampled-in-batch-512", draws, 4.0, 0.1, head="sampled", **sampled)
     yield _more("softmax", "softmax", 8.0, 0.1, head="softmax")
@@ -190,6 +203,21 @@ def _all() -> Iterator[Contender]:
     yield _leaves(4, 256, tied=True, group=TIED)
     tied = "leaves-4x256-tied"
     yield _leaves(4, 1024, tied=True, like=tied, group=TIED)
+    for name, title, its in (
+        ("softmax", "softmax", {"head": "softmax"}),
+        ("sampled-in-batch-512", draws, {"head": "sampled", **sampled}),
+        ("forest-sampled", "forest of 4 trees, C = 256, 512 negatives", forest | sampled),
+        ("leaves-4x256", "4 trees, C = 256, shared leaves", leaves(4, 256)),
+    ):
+        yield replace(
+            _other(
+                f"{name}-tied-decay-0.1",
+                f"{title}, tied, weight decay 0.1",
+                seeds=3 if name == "forest-sampled" else 1,
+                **its | {"tied": True, DECAY: 0.1, FACTOR: 2.0},
+            ),
+            group=TIED,
+        )
     for n_trees in TREES:
         for root in CHILDREN:
             yield _leaves(n_trees, root, like=like, short=True, seeds=1, group=SHAPE)

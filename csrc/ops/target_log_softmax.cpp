@@ -14,6 +14,10 @@ cpu::MonotoneRows monotone_rows(const MonotoneArguments& a) {
   return {a.op, a.function, const_data<int64_t>(a.target), a.rows(), a.classes(), a.stride()};
 }
 
+void copy(Tensor low, const Tensor& logits) {
+  torch::stable::copy_(low, logits);
+}
+
 // Calls f with a value of the element type.
 template <typename F>
 void dispatch_logits(const MonotoneArguments& a, const F& f) {
@@ -55,14 +59,15 @@ Tensor target_log_softmax_backward_cpu(const Tensor& logits, const Tensor& grad_
                                         const_data<A>(kept),
                                         table_gradient ? data<double>(grad_table) : nullptr);
   });
-  if (low) torch::stable::copy_(*low, logits);
+  if (low) copy(*low, logits);
   return grad_table;
 }
 
 std::tuple<Tensor, Tensor> target_log_softmax_gradient_cpu(const Tensor& logits, const Tensor& grad_log_prob,
                                                            const Tensor& target, double c, double k,
                                                            const std::optional<Tensor>& table, double radius,
-                                                           bool table_gradient) {
+                                                           bool table_gradient,
+                                                           const std::optional<Tensor>& low) {
   const MonotoneArguments a =
       monotone_arguments("hstree::target_log_softmax_gradient_", true, logits, target, c, k, table, radius);
   const Tensor grad = checked_row_values(a, "grad_log_prob", grad_log_prob);
@@ -75,7 +80,7 @@ std::tuple<Tensor, Tensor> target_log_softmax_gradient_cpu(const Tensor& logits,
                                         data<A>(log_prob),
                                         table_gradient ? data<double>(grad_table) : nullptr);
   });
-  if (low) torch::stable::copy_(*low, logits);
+  if (low) copy(*low, logits);
   return {log_prob, grad_table};
 }
 

@@ -54,7 +54,8 @@ Tensor target_log_softmax_backward_cuda(const Tensor& logits, const Tensor& grad
 std::tuple<Tensor, Tensor> target_log_softmax_gradient_cuda(const Tensor& logits, const Tensor& grad_log_prob,
                                                             const Tensor& target, double c, double k,
                                                             const std::optional<Tensor>& table, double radius,
-                                                            bool table_gradient) {
+                                                            bool table_gradient,
+                                                            const std::optional<Tensor>& low) {
   const auto [log_prob, log_normalizer] = target_log_softmax_cuda(logits, target, c, k, table, radius);
   return {log_prob, target_log_softmax_backward_cuda(logits, grad_log_prob, target, log_normalizer, c, k,
                                                      table, radius, table_gradient, low)};
