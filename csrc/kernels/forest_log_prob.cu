@@ -48,8 +48,8 @@ struct LaneRows {
     return has(i) ? values[row(i)] : T(0);
   }
   template <typename T>
-  __device__ __forceinline__ void put(T* values, int i, T value) const {
-    if (has(i)) values[row(i)] = value;
+  __device__ __forceinline__ void put(T* values, int i, A value) const {
+    if (has(i)) store(values + row(i), value);
   }
 };
 
@@ -248,19 +248,20 @@ __global__ void __launch_bounds__(32 * most_warps) forest_rows_kernel(Forest f) 
   }
 }
 
-// score <- sum_t rho_t ([v = y] - e^(s_v + a_t[c_t(v)])), a_t = r - log Z, which forest_rows_kernel left in log_sum.
+// grad_score = sum_t rho_t ([v = y] - e^(s_v + a_t[c_t(v)])), of type T, a_t = r - log Z, which forest_rows_kernel left in log_sum.
 // Tensors as in Forest. Rows that are ignored: 0. A class in a cluster outside [0, C): NaN.
-// Work O(T R V): T V exponentials for each row. Reads and writes score once, and reads T numbers of log_sum for each
+// Work O(T R V): T V exponentials for each row. Reads score once, and reads T numbers of log_sum for each
 //   of its elements, from the caches: the classes of a tile of rows follow each other in the grid.
 // No atomics, deterministic.
 // A warp for a few classes and tile, whose lanes have the rows; score_threads / 32 of them in a block.
-template <typename A>
+template <typename A, typename T>
 __global__ void __launch_bounds__(score_threads) forest_scores_kernel(Forest f) {
   constexpr int rows = LaneRows<A>::count;
   const int64_t blocks = divide_up(f.classes, score_classes);
   const LaneRows<A> lane(blockIdx.x / blocks, f.rows);
   const int64_t v = blockIdx.x % blocks * score_classes + threadIdx.x / 32 * score_batch;
-  A* score = static_cast<A*>(f.score) + v * f.rows;
+  const A* score = static_cast<const A*>(f.score) + v * f.rows;
+  T* output = static_cast<T*>(f.grad_score) + v * f.rows;
   A x[score_batch][rows], gradient[score_batch][rows], of_target[rows];
   int64_t target[rows];
   bool known[score_batch];
@@ -300,12 +301,13 @@ __global__ void __launch_bounds__(score_threads) forest_scores_kernel(Forest f) 
 #pragma unroll
     for (int i = 0; i < rows; ++i) {
       const A all = gradient[b][i] + (v + b == target[i] ? of_target[i] : A(0));
-      lane.put(score + b * f.rows, i, target[i] == ignored_row ? A(0) : known[b] ? all : A(NAN));
+      lane.put(output + b * f.rows, i, target[i] == ignored_row ? A(0) : known[b] ? all : A(NAN));
     }
   }
 }
 
-template <typename A>
+// A: type of the scores, T: of their gradients.
+template <typename A, typename T>
 void run(const Forest& f, cudaStream_t stream) {
   const int64_t tiles = divide_up(f.rows, LaneRows<A>::tile);
   int warps = 1;  // enough for two batches of a cluster of mean size each
@@ -313,17 +315,21 @@ void run(const Forest& f, cudaStream_t stream) {
   launch(forest_sums_kernel<A>, grid_size(tiles * f.trees * f.clusters), 32 * warps, 0, stream, f);
   launch(forest_rows_kernel<A>, grid_size(tiles), 32 * most_warps, 0, stream, f);
   if (f.grad_log_prob == nullptr) return;
-  launch(forest_scores_kernel<A>, grid_size(tiles * divide_up(f.classes, score_classes)), score_threads, 0,
+  launch(forest_scores_kernel<A, T>, grid_size(tiles * divide_up(f.classes, score_classes)), score_threads, 0,
          stream, f);
 }
 
 }  // namespace
 
-void forest_gradient(ScalarType type, const Forest& forest, cudaStream_t stream) {
+void forest_gradient(ScalarType type, ScalarType grad_type, const Forest& forest, cudaStream_t stream) {
   if (forest.rows == 0) return;
-  if (type == ScalarType::float32) return run<float>(forest, stream);
-  if (type == ScalarType::float64) return run<double>(forest, stream);
-  throw std::runtime_error("hstree: forest_gradient_ supports float32 and float64 only");
+  dispatch(grad_type, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (type != (std::is_same_v<T, double> ? ScalarType::float64 : ScalarType::float32)) {
+      throw std::runtime_error("hstree: forest_gradient_: the dtypes of score and grad_score do not fit");
+    }
+    run<Sum<T>, T>(forest, stream);
+  });
 }
 
 }  // namespace hstree

@@ -79,7 +79,7 @@ def forest_log_prob(
             sum of the factors. None: all 1.
         reduction: ``"none"``, ``"sum"`` or ``"mean"``.
         chunk_rows: number of rows whose V scores are held at a time; None: 128 to 256 on a CPU, and
-            on a GPU as in :func:`monotone_cross_entropy`.
+            on a GPU as in :func:`monotone_cross_entropy`, up to a multiple of 64.
 
     Returns:
         log_prob [N] and the reduced loss, in the dtype of sums: float32, or float64 for float64. A
@@ -109,7 +109,8 @@ def forest_log_prob(
     if chunk_rows is None:
         chunk_rows = default_chunk_rows(hidden, weight.shape[0])
         if hidden.is_cuda:
-            chunk_rows = max(chunk_rows, hidden.shape[1] // 2)
+            # A multiple of 64, so that the rows of every class are aligned, for the products too.
+            chunk_rows = -(-max(chunk_rows, hidden.shape[1] // 2) // 64) * 64
         else:  # whole vectors of rows; more of them would leave the cache
             chunk_rows = min(max(chunk_rows // 64 * 64, 128), 256)
     elif chunk_rows < 1:
@@ -230,9 +231,11 @@ def _run(
             of_classes.zero_()
     log_prob = hidden.new_empty(rows, dtype=sum_dtype(hidden.dtype))
     buffer = log_prob.new_empty(min(chunk_rows, rows) * classes)
-    order = boundary = None
+    order = boundary = rounded = None
     if tree_op.has_plan(hidden):
         order, boundary = by_cluster(cluster, cluster_score.shape[2])
+        if any(wanted) and hidden.dtype != buffer.dtype:
+            rounded = torch.empty_like(buffer, dtype=hidden.dtype)
     for begin in range(0, rows, chunk_rows):
         chunk = slice(begin, begin + chunk_rows)
         part = hidden[chunk]
@@ -241,6 +244,7 @@ def _run(
         _write_scores(scores, part, weight, bias)
         if offset is not None:
             add_offset(scores, offset, target[chunk], 0)
+        grad_scores = scores if rounded is None else rounded[: scores.numel()].view_as(scores)
         of_clusters = cluster_score[chunk].permute(1, 2, 0)
         # A copy, because it is overwritten by its gradient, as the scores are.
         of_clusters = of_clusters.clone(memory_format=torch.contiguous_format)
@@ -253,14 +257,17 @@ def _run(
             order,
             boundary,
             upstream[chunk] if any(wanted) else None,
+            None if rounded is None else grad_scores,
         )
+        if not any(wanted):
+            continue
         if grad_log_prior is not None:
             grad_log_prior[chunk] = by_log_prior.t()
         if grad_cluster_score is not None:
             grad_cluster_score[chunk] = of_clusters.permute(2, 0, 1)
         if grad_bias is not None:
-            grad_bias += scores.sum(1)
-        grad_scores = scores.to(hidden.dtype)
+            grad_bias += grad_scores.sum(1, dtype=grad_bias.dtype)
+        grad_scores = grad_scores.to(hidden.dtype)
         if grad_hidden is not None:
             write_product(grad_hidden[chunk], grad_scores.t(), weight)
         if grad_weight is not None:
@@ -308,6 +315,7 @@ def _gradient_fake(
     order: Tensor | None,
     boundary: Tensor | None,
     grad_log_prob: Tensor | None,
+    grad_score: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     trees = 0 if grad_log_prob is None else len(log_prior)
     return score.new_empty(score.shape[1:]), score.new_empty((trees, score.shape[1]))
