@@ -106,8 +106,8 @@ def test_sizes(rows: int, trees: int, clusters: int, classes: int, device: torch
 
 
 def test_many_classes(device: torch.device) -> None:
-    """More than are summed one after the other, in float32."""
-    classes, features = 40_000, 4
+    """More than are summed one after the other, in float32, and than have two rows in a lane."""
+    classes, features = 70_000, 4
     given = arguments(6, classes, device=device)
     for name in NAMES:
         given[name] = given[name].detach().float()[..., : features if name == "hidden" else None]
