@@ -10,9 +10,19 @@ constexpr int64_t ignored_row = -1;
 // ---- rows of classes, divided among threads in groups of 16 bytes. In both classes below, V fixes which
 // thread has which class, and the order of every sum.
 //
-// each(step) calls step(begin, values) with the groups of this thread; values beyond V are -inf. fill(value)
+// each(step) calls step(begin, values) with the groups of this thread, bias added; values beyond V are -inf. fill(value)
 // writes value to the whole row of results, write(begin, values) one group, rounded to Out. max and sum reduce one
 // value of each thread and return the result to all.
+
+template <typename S>
+__device__ __forceinline__ void add_bias(const S* bias, int64_t begin, int64_t classes,
+                                         S (&value)[group_size<S>]) {
+  if (bias == nullptr) return;
+  S of_class[group_size<S>];
+  load_group<S>(bias, begin, classes, aligned_to_16(bias), S(0), of_class);
+#pragma unroll
+  for (int k = 0; k < group_size<S>; ++k) value[k] += of_class[k];
+}
 
 // A row for one warp or for a whole block of Threads, read from memory in each pass.
 template <typename S, int RowThreads, int Threads, typename Out = S>
@@ -28,16 +38,17 @@ class MemoryRow {
     double sum[RowThreads / 32];
   };
 
-  // out: may be x.
-  __device__ MemoryRow(const S* x, Out* out, int64_t classes, Scratch* scratch)
+  // bias: may be null. out: may be x.
+  __device__ MemoryRow(const S* x, const S* bias, Out* out, int64_t classes, Scratch* scratch)
       : x_(x),
+        bias_(bias),
         out_(out),
         classes_(classes),
         aligned_(aligned_to_16(x)),
         out_aligned_(aligned_to_16(out)),
         scratch_(scratch) {}
-  __device__ MemoryRow(const S* x, int64_t classes, Scratch* scratch)
-      : MemoryRow(x, nullptr, classes, scratch) {}
+  __device__ MemoryRow(const S* x, const S* bias, int64_t classes, Scratch* scratch)
+      : MemoryRow(x, bias, nullptr, classes, scratch) {}
   static __device__ __forceinline__ int64_t first() {
     return int64_t(blockIdx.x) * rows + threadIdx.x / RowThreads;
   }
@@ -47,6 +58,7 @@ class MemoryRow {
     for (int64_t begin = thread() * group; begin < classes_; begin += RowThreads * group) {
       S value[group];
       load_group<S>(x_, begin, classes_, aligned_, S(-INFINITY), value);
+      add_bias(bias_, begin, classes_, value);
       step(begin, value);
     }
   }
@@ -86,6 +98,7 @@ class MemoryRow {
  private:
   static constexpr int group = group_size<S>;
   const S* x_;
+  const S* bias_;
   Out* out_;
   int64_t classes_;
   bool aligned_, out_aligned_;
@@ -105,11 +118,15 @@ class RegisterRow {
   static constexpr int64_t most_classes = accesses * run;
   struct Scratch {};
 
-  __device__ RegisterRow(const S* x, int64_t classes, Scratch*) : classes_(static_cast<int>(classes)) {
+  __device__ RegisterRow(const S* x, const S* bias, int64_t classes, Scratch*)
+      : classes_(static_cast<int>(classes)) {
     const bool aligned = aligned_to_16(x);
 #pragma unroll
     for (int a = 0; a < accesses; ++a) {
-      if (a * run < classes_) load_group<S>(x, begin_of(a), classes_, aligned, S(-INFINITY), value_[a]);
+      if (a * run < classes_) {
+        load_group<S>(x, begin_of(a), classes_, aligned, S(-INFINITY), value_[a]);
+        add_bias(bias, begin_of(a), classes_, value_[a]);
+      }
     }
   }
   static __device__ __forceinline__ int64_t first() { return int64_t(blockIdx.x) * rows + threadIdx.x / 32; }
@@ -168,7 +185,7 @@ __device__ __forceinline__ ExpSum<S> exp_sum(const F& function, const Row& row) 
 }
 
 // log_normalizer[r] = log sum_v exp f(x[r, v]);  log_prob[r] = f(x[r, target[r]]) - log_normalizer[r]
-// logits x [R, V], log_prob, log_normalizer [R] of one type S, float32 or float64; target [R] int64;
+// logits x [R, V], to which bias [V] is added unless it is null, log_prob, log_normalizer [R] of one type S, float32 or float64; target [R] int64;
 //   contiguous. F: the function f, increasing.
 // Target -1: log_prob and log_normalizer are 0; other targets outside [0, V): NaN. R = 0: not launched.
 // f(x) - f(max x), its exp and the sum of a thread are in S, the rest in float64. log_prob is (f(x) - f(max
@@ -180,8 +197,8 @@ __device__ __forceinline__ ExpSum<S> exp_sum(const F& function, const Row& row) 
 // One warp or one block for each row (see Row); its threads stride over the row's groups of 16 bytes.
 template <typename S, typename F, typename Row>
 __global__ void __launch_bounds__(Row::threads)
-    target_log_softmax_kernel(F function, MonotoneSizes sizes, const S* logits, const int64_t* targets,
-                              S* log_prob, S* log_normalizer) {
+    target_log_softmax_kernel(F function, MonotoneSizes sizes, const S* logits, const S* bias,
+                              const int64_t* targets, S* log_prob, S* log_normalizer) {
   __shared__ typename Row::Scratch scratch;
   const int64_t r = Row::first();
   if (r >= sizes.rows) return;
@@ -191,8 +208,8 @@ __global__ void __launch_bounds__(Row::threads)
     return;
   }
   const S* x = logits + r * sizes.stride;
-  const Row row(x, sizes.classes, &scratch);
-  const S chosen = x[target];
+  const Row row(x, bias, sizes.classes, &scratch);
+  const S chosen = x[target] + (bias == nullptr ? S(0) : bias[target]);
   const ExpSum<S> all = exp_sum<S>(function, row);
   if (Row::thread() != 0) return;
   const double log_sum = log(all.sum);
@@ -264,7 +281,7 @@ constexpr double large_normalizer = 64;
 // out[r, v] = g f'(x[r, v]), g = grad_log_prob[r] ([v = target[r]] - p),
 //   p = exp(f(x[r, v]) - log_normalizer[r])
 // sums[j, m] = sum of g * w_m over the logits of interval j, w_m as at piecewise_backward_kernel, if f has a table
-// logits x [R, V], grad_log_prob, log_normalizer [R] of one type S, float32 or float64; target [R] int64;
+// logits x [R, V], bias [V] as above, grad_log_prob, log_normalizer [R] of one type S, float32 or float64; target [R] int64;
 //   table [K, Width] S; contiguous; out [R, V] of Row::Result, which is S or has 16 bits: the logits themselves,
 //   or other rows of contiguous numbers. F: the function f. workspace: zero except for largest, which
 //   largest_row_grad_kernel wrote; ignored without a table.
@@ -282,15 +299,15 @@ constexpr double large_normalizer = 64;
 template <typename S, typename F, typename Row>
 __global__ void __launch_bounds__(Row::threads, 1024 / Row::threads)
     target_log_softmax_backward_kernel(F function, MonotoneSizes sizes, MonotoneBackward tensors,
-                                       const S* logits, typename Row::Result* out, int64_t out_stride,
-                                       SumWorkspace workspace, Window window) {
+                                       const S* logits, const S* bias, typename Row::Result* out,
+                                       int64_t out_stride, SumWorkspace workspace, Window window) {
   constexpr int group = group_size<S>;
   using Sums = TableSums<S, F, Row::threads>;
   __shared__ typename Row::Scratch scratch;
   __shared__ typename Sums::Scratch sum_scratch;
   Sums sums(workspace, window, 2.0 * static_cast<double>(sizes.rows));
   for (int64_t r = Row::first(); r < sizes.rows; r += int64_t(gridDim.x) * Row::rows) {
-    Row row(logits + r * sizes.stride, out + r * out_stride, sizes.classes, &scratch);
+    Row row(logits + r * sizes.stride, bias, out + r * out_stride, sizes.classes, &scratch);
     const int64_t target = tensors.target[r];
     const S grad = static_cast<const S*>(tensors.grad_log_prob)[r];
     S shift = static_cast<const S*>(tensors.log_normalizer)[r], rest = 0;
@@ -349,8 +366,8 @@ void with_row(const MonotoneSizes& sizes, Run run) {
 }  // namespace
 
 void target_log_softmax(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
-                        const void* logits, const int64_t* target, void* log_prob, void* log_normalizer,
-                        cudaStream_t stream) {
+                        const void* logits, const void* bias, const int64_t* target, void* log_prob,
+                        void* log_normalizer, cudaStream_t stream) {
   if (sizes.rows == 0) return;
   dispatch_wide(type, [&](auto tag) {
     using S = typename decltype(tag)::type;
@@ -358,8 +375,8 @@ void target_log_softmax(ScalarType type, const LogitFunction& function, const Mo
       using Row = typename decltype(row)::type;
       with_function<S>(function, [&](auto f) {
         launch(target_log_softmax_kernel<S, decltype(f), Row>, grid_size(divide_up(sizes.rows, Row::rows)),
-               Row::threads, 0, stream, f, sizes, static_cast<const S*>(logits), target,
-               static_cast<S*>(log_prob), static_cast<S*>(log_normalizer));
+               Row::threads, 0, stream, f, sizes, static_cast<const S*>(logits), static_cast<const S*>(bias),
+               target, static_cast<S*>(log_prob), static_cast<S*>(log_normalizer));
       });
     });
   });
@@ -370,8 +387,9 @@ int64_t monotone_workspace_bytes(const LogitFunction& function) {
 }
 
 void target_log_softmax_backward(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
-                                 const MonotoneBackward& tensors, void* logits, const LowRows& low,
-                                 void* workspace, double* grad_table, cudaStream_t stream) {
+                                 const MonotoneBackward& tensors, void* logits, const void* bias,
+                                 const LowRows& low, void* workspace, double* grad_table,
+                                 cudaStream_t stream) {
   if (sizes.rows == 0) return;
   dispatch_wide(type, [&](auto tag) {
     using S = typename decltype(tag)::type;
@@ -395,8 +413,8 @@ void target_log_softmax_backward(ScalarType type, const LogitFunction& function,
           window = Window(function, sizes.rows * sizes.classes, blocks, Row::threads);
         }
         launch(target_log_softmax_backward_kernel<S, F, Row>, grid_size(blocks), Row::threads,
-               window.bytes(function), stream, f, sizes, tensors, static_cast<const S*>(logits), out,
-               out_stride, sums, window);
+               window.bytes(function), stream, f, sizes, tensors, static_cast<const S*>(logits),
+               static_cast<const S*>(bias), out, out_stride, sums, window);
       });
     };
     const auto run = [&](auto f) {

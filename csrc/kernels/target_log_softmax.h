@@ -21,11 +21,12 @@ struct MonotoneSizes {
   int64_t stride;   // from a row of logits to the next, at least V
 };
 
+// bias [V] is added to the logits; null: 0.
 // logits [R, V]; target [R]: -1 for an ignored row, others outside [0, V) give NaN; log_prob and
 // log_normalizer [R].
 void target_log_softmax(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
-                        const void* logits, const int64_t* target, void* log_prob, void* log_normalizer,
-                        cudaStream_t stream);
+                        const void* logits, const void* bias, const int64_t* target, void* log_prob,
+                        void* log_normalizer, cudaStream_t stream);
 
 // Size of the workspace of target_log_softmax_backward: 8 bytes for each element of the table, and 16 KiB;
 // 0 without a table.
@@ -49,7 +50,8 @@ struct LowRows {
 // zero-filled if rows is 0, otherwise arbitrary; null if not needed. workspace: monotone_workspace_bytes,
 // zero-filled, aligned to 8 bytes. Without a table or grad_table, both are ignored.
 void target_log_softmax_backward(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
-                                 const MonotoneBackward& tensors, void* logits, const LowRows& low,
-                                 void* workspace, double* grad_table, cudaStream_t stream);
+                                 const MonotoneBackward& tensors, void* logits, const void* bias,
+                                 const LowRows& low, void* workspace, double* grad_table,
+                                 cudaStream_t stream);
 
 }  // namespace hstree

@@ -14,7 +14,12 @@ std::tuple<Tensor, Tensor> forest_gradient_cpu(const Tensor& score, const Tensor
                                                const Tensor& log_prior, const Tensor& cluster,
                                                const Tensor& target, const std::optional<Tensor>&,
                                                const std::optional<Tensor>&,
-                                               const std::optional<Tensor>& grad_log_prob) {
+                                               const std::optional<Tensor>& grad_log_prob,
+                                               const std::optional<Tensor>& bias,
+                                               const std::optional<Tensor>& grad_score) {
+  check(!bias, forest_op, ": bias: expected None on the CPU, got shape ", bias ? shape_of(*bias) : "");
+  check(!grad_score, forest_op, ": grad_score: expected None on the CPU, got shape ",
+        grad_score ? shape_of(*grad_score) : "");
   const ForestArguments a = forest_arguments(score, cluster_score, log_prior, cluster, target, grad_log_prob);
   const auto run = [&](auto element) {
     using A = decltype(element);
@@ -35,11 +40,13 @@ std::tuple<Tensor, Tensor> forest_gradient_cpu(const Tensor& score, const Tensor
 }  // namespace
 
 // order [T, V] and boundary [T, C + 1], int64: the classes of each tree by their clusters, and the first place of each
-// cluster. CUDA needs them; the CPU ignores them.
+// cluster. CUDA needs them; the CPU ignores them. bias [V] is added to score, on CUDA only. The gradient of score is
+// written to score or, on CUDA, to grad_score [V, R], which may be of half precision and have gaps between its rows.
 STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
   m.def(
       "forest_gradient_(Tensor(a!) score, Tensor(b!) cluster_score, Tensor log_prior, Tensor cluster, Tensor "
-      "target, Tensor? order, Tensor? boundary, Tensor? grad_log_prob) -> (Tensor, Tensor)");
+      "target, Tensor? order, Tensor? boundary, Tensor? grad_log_prob, Tensor? bias=None, Tensor(c!)? "
+      "grad_score=None) -> (Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {

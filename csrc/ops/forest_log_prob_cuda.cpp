@@ -24,14 +24,32 @@ std::tuple<Tensor, Tensor> forest_gradient_cuda(const Tensor& score, const Tenso
                                                 const Tensor& log_prior, const Tensor& cluster,
                                                 const Tensor& target, const std::optional<Tensor>& order,
                                                 const std::optional<Tensor>& boundary,
-                                                const std::optional<Tensor>& grad_log_prob) {
+                                                const std::optional<Tensor>& grad_log_prob,
+                                                const std::optional<Tensor>& bias,
+                                                const std::optional<Tensor>& grad_score) {
   const ForestArguments a = forest_arguments(score, cluster_score, log_prior, cluster, target, grad_log_prob);
   const Tensor classes = checked_places("order", order, score, a.trees(), a.classes(), "[T, V]");
   const Tensor first = checked_places("boundary", boundary, score, a.trees(), a.clusters() + 1, "[T, C + 1]");
+  const Tensor output = grad_score ? *grad_score : score;
+  check_dim(forest_op, "grad_score", output, 2, "[V, R]");
+  check_size(forest_op, "grad_score", output, 0, a.classes(), "classes of score");
+  check_size(forest_op, "grad_score", output, 1, a.rows(), "rows of score");
+  check_device(forest_op, "grad_score", output, score);
+  check(a.rows() == 0 || (output.stride(1) == 1 && output.stride(0) >= a.rows()), forest_op,
+        ": grad_score: expected contiguous rows, got strides ", output.stride(0), " and ", output.stride(1));
+  std::optional<Tensor> of_classes;
+  if (bias) {
+    check_dim(forest_op, "bias", *bias, 1, "[V]");
+    check_size(forest_op, "bias", *bias, 0, a.classes(), "classes of score");
+    check_dtype(forest_op, "bias", *bias, score.scalar_type());
+    check_device(forest_op, "bias", *bias, score);
+    of_classes = torch::stable::contiguous(*bias);
+  }
   const CudaCall call(score);
   const Tensor log_sum = empty(score, {a.trees(), a.clusters(), a.rows()}, score.scalar_type());
   const Tensor of_trees = empty(score, {2, a.trees(), a.rows()}, Dtype::Double);
-  const Forest forest = {score.mutable_data_ptr(),
+  const Forest forest = {score.const_data_ptr(),
+                         of_classes ? of_classes->const_data_ptr() : nullptr,
                          cluster_score.mutable_data_ptr(),
                          a.log_prior.const_data_ptr(),
                          const_data<int32_t>(a.cluster),
@@ -41,13 +59,15 @@ std::tuple<Tensor, Tensor> forest_gradient_cuda(const Tensor& score, const Tenso
                          a.grad_log_prob ? a.grad_log_prob->const_data_ptr() : nullptr,
                          a.log_prob.mutable_data_ptr(),
                          a.grad_log_prior.mutable_data_ptr(),
+                         output.mutable_data_ptr(),
+                         output.stride(0),
                          log_sum.mutable_data_ptr(),
                          data<double>(of_trees),
                          a.rows(),
                          a.classes(),
                          a.trees(),
                          a.clusters()};
-  forest_gradient(a.type, forest, call.stream());
+  forest_gradient(a.type, element_type(forest_op, "grad_score", output), forest, call.stream());
   return {a.log_prob, a.grad_log_prior};
 }
 

@@ -143,6 +143,16 @@ inline Tensor checked_row_values(const MonotoneArguments& arguments, const char*
   return torch::stable::contiguous(values);
 }
 
+// bias: [V], dtype and device of logits; returned contiguous.
+inline std::optional<Tensor> checked_bias(const MonotoneArguments& arguments,
+                                          const std::optional<Tensor>& bias) {
+  if (!bias) return std::nullopt;
+  check_dim(arguments.op, "bias", *bias, 1, "[V]");
+  check_size(arguments.op, "bias", *bias, 0, arguments.classes(), "classes of logits");
+  check_like(arguments.op, "bias", *bias, "logits", arguments.logits);
+  return torch::stable::contiguous(*bias);
+}
+
 // low: 16-bit rows for the gradient of float32 logits, with gaps between them.
 inline void check_low(const MonotoneArguments& arguments, const std::optional<Tensor>& low) {
   if (!low) return;

@@ -67,10 +67,12 @@ std::tuple<Tensor, Tensor> target_log_softmax_gradient_cpu(const Tensor& logits,
                                                            const Tensor& target, double c, double k,
                                                            const std::optional<Tensor>& table, double radius,
                                                            bool table_gradient,
-                                                           const std::optional<Tensor>& low) {
+                                                           const std::optional<Tensor>& low,
+                                                           const std::optional<Tensor>& bias) {
   const MonotoneArguments a =
       monotone_arguments("hstree::target_log_softmax_gradient_", true, logits, target, c, k, table, radius);
   const Tensor grad = checked_row_values(a, "grad_log_prob", grad_log_prob);
+  check(!bias, a.op, ": bias: expected None on the CPU, got shape ", bias ? shape_of(*bias) : "");
   check_low(a, low);
   const Tensor log_prob = empty(a.logits, {a.rows()}, a.logits.scalar_type());
   const Tensor grad_table = empty(logits, grad_table_shape(a, table_gradient), Dtype::Double);
@@ -95,11 +97,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
       "log_normalizer, float c, float k, Tensor? table, float radius, bool table_gradient=True, "
       "Tensor(b!)? low=None) -> Tensor");
   // Forward and backward in one pass, for a grad_log_prob known beforehand: the gradient overwrites logits, or is
-  // rounded to low, which leaves arbitrary numbers in logits.
+  // rounded to low, which leaves arbitrary numbers in logits. bias [V] is added to logits, on CUDA only.
   m.def(
       "target_log_softmax_gradient_(Tensor(a!) logits, Tensor grad_log_prob, Tensor target, float c, float "
       "k, "
-      "Tensor? table, float radius, bool table_gradient=True, Tensor(b!)? low=None) -> (Tensor, Tensor)");
+      "Tensor? table, float radius, bool table_gradient=True, Tensor(b!)? low=None, Tensor? bias=None) -> "
+      "(Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {

@@ -46,7 +46,7 @@ class ForestSoftmax(ClassSampler):
     So class v has the vector W_v plus that of its cluster in tree t, every tree is normalized over
     all classes, and the gate :math:`\pi` mixes the trees. Its log-probabilities have a rank above
     D + 1, as those of :class:`MixtureOfSoftmaxes`, for one product with W: a tree costs a product
-    with its C cluster vectors, V additions and C exponentials; see
+    with its C cluster vectors and, on the CPU, V additions and C exponentials; see
     :func:`hstree.ops.forest_log_prob`.
 
     A and a start at 0, where the head is :class:`Softmax`. So :meth:`from_linear` starts exactly

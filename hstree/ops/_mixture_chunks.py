@@ -119,11 +119,16 @@ def _write_gradients(
 
 
 def _log_prob(
-    chunk: Problem, logits: Tensor, upstream: Tensor | None, sum_table: bool, low: Tensor | None
+    chunk: Problem,
+    logits: Tensor,
+    upstream: Tensor | None,
+    sum_table: bool,
+    low: Tensor | None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Any, Any]:
     """log_prob [N] from logits [N K, V]. If its gradient ``upstream`` [N] is given, the gradient of
     the logits is rounded to ``low``, or overwrites them, and the gradients of log_prior and of the
-    table are returned too."""
+    table are returned too; ``bias`` [V]: to be added to the logits, for the op that does both."""
     if chunk.slope is not None:
         found = _log_prob_of_values(chunk, chunk.slope, logits, upstream, sum_table)
         if low is not None:
@@ -134,7 +139,7 @@ def _log_prob(
     ops, function = torch.ops.hstree, (chunk.c, chunk.k, chunk.table, chunk.radius)
     if chunk.log_prior is None and upstream is not None:
         log_prob, grad_table = ops.target_log_softmax_gradient_(
-            logits, upstream, target, *function, sum_table, low
+            logits, upstream, target, *function, sum_table, low, bias
         )
         return log_prob, None, grad_table
     log_prob, normalizer = ops.target_log_softmax(logits, target, *function)
@@ -197,6 +202,10 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
         if has_gradient:
             low = weight.new_empty(group * components, len(weight))
             low[:, classes:] = 0
+    # The bias that the kernel for both the loss and the gradients adds.
+    of_kernel = None
+    if low is not None and weight.is_cuda and problem.log_prior is None and problem.slope is None:
+        of_kernel, bias = problem.bias, None
     # That of the weight is large: it takes over the memory of the step before.
     gradients = empty_gradients(problem, [want and i != 2 for i, want in enumerate(wanted)])
     grad_weight = None
@@ -230,6 +239,7 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
             upstream[chunk] if has_gradient else None,
             table_sum is not None,
             None if kept is None else kept[:, :classes],
+            of_kernel,
         )
         if grad_log_prior is not None:
             grad_log_prior[chunk] = by_log_prior

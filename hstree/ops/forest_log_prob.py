@@ -84,7 +84,7 @@ def forest_log_prob(
             sum of the factors. None: all 1.
         reduction: ``"none"``, ``"sum"`` or ``"mean"``.
         chunk_rows: number of rows whose V scores are held at a time; None: 128 to 256 on a CPU, and
-            on a GPU as in :func:`monotone_cross_entropy`.
+            on a GPU as in :func:`monotone_cross_entropy`, up to a multiple of 64.
 
     Returns:
         log_prob [N] and the reduced loss, in the dtype of sums: float32, or float64 for float64. A
@@ -113,7 +113,8 @@ def forest_log_prob(
     _check(hidden, log_prior, cluster_score, weight, bias, cluster, target, offset, row_weight)
     if chunk_rows is None:
         chunk_rows = default_chunk_rows(hidden, weight.shape[0])
-        if hidden.is_cuda:  # whole tiles of products
+        if hidden.is_cuda:
+            # A multiple of 64, so that the rows of every class are aligned, for the products too.
             least = 256 if keeps_low(weight) else hidden.shape[1] // 2
             chunk_rows = max(chunk_rows, least) // 64 * 64 or 64
         else:  # whole vectors of rows; more of them would leave the cache
@@ -237,8 +238,8 @@ def _run(
     if grad_bias is not None:
         grad_bias.zero_()
     log_prob = hidden.new_empty(rows, dtype=sum_dtype(hidden.dtype))
-    # 16-bit gradients of the scores of a group of chunks.
-    low, group = None, chunk_rows
+    # 16-bit gradients of the scores of a group of chunks, which the kernels write and add the bias.
+    low, group, fused = None, chunk_rows, keeps_low(weight) and weight.is_cuda
     if keeps_low(weight) and any(wanted):
         chunks = group_chunks(weight, chunk_rows) if wanted[3] else 1
         group = min(chunks * chunk_rows, max(rows, 1))
@@ -255,15 +256,18 @@ def _run(
         order, boundary = by_cluster(cluster, cluster_score.shape[2])
     for begin in range(0, rows, chunk_rows):
         chunk = slice(begin, begin + chunk_rows)
-        part = hidden[chunk]
+        part, end = hidden[chunk], min(begin + chunk_rows, rows)
         # A class has its rows side by side: the score of its cluster is added vector by vector.
         scores = buffer[: classes * len(part)].view(classes, len(part))
-        _write_scores(scores, part, weight, bias)
+        _write_scores(scores, part, weight, None if fused else bias)
         if offset is not None:
             add_offset(scores, offset, target[chunk], 0)
         of_clusters = cluster_score[chunk].permute(1, 2, 0)
         # A copy, because it is overwritten by its gradient, as the scores are.
         of_clusters = of_clusters.clone(memory_format=torch.contiguous_format)
+        first = begin // group * group
+        of_group = scores if low is None else low[:, : end - first]
+        kept = of_group[:, begin - first :] if low is not None else scores
         log_prob[chunk], by_log_prior = torch.ops.hstree.forest_gradient_(
             scores,
             of_clusters,
@@ -273,30 +277,28 @@ def _run(
             order,
             boundary,
             upstream[chunk] if any(wanted) else None,
+            bias if fused else None,
+            kept if fused and low is not None else None,
         )
+        if not any(wanted):
+            continue
+        if low is None:
+            of_group = kept = scores.to(hidden.dtype)
+        elif not fused:
+            kept.copy_(scores)
         if grad_log_prior is not None:
             grad_log_prior[chunk] = by_log_prior.t()
         if grad_cluster_score is not None:
             grad_cluster_score[chunk] = of_clusters.permute(2, 0, 1)
-        if not any(wanted):
-            continue
-        end = begin + len(part)
-        if low is None:
-            first, of_group = begin, scores
-            kept = scores if scores.dtype == hidden.dtype else scores.to(hidden.dtype)
-        else:
-            first = begin // group * group
-            of_group = low[:, : end - first]
-            kept = of_group[:, begin - first :].copy_(scores)
         if grad_hidden is not None:
             write_product(grad_hidden[chunk], kept.t(), weight)
         if end % group and end < rows:
             continue
         if grad_bias is not None:
-            grad_bias += of_group.sum(1, dtype=grad_bias.dtype)
+            of_classes = scores if low is None else of_group
+            grad_bias += of_classes.sum(1, dtype=grad_bias.dtype)
         if grad_weight is not None:
-            factor = kept if low is None else of_group
-            write_product(grad_weight, factor, hidden[first:end], grad_weight if first else None)
+            write_product(grad_weight, of_group, hidden[first:end], grad_weight if first else None)
     if grad_weight is not None:
         gradients[3] = grad_weight.to(weight_gradient_dtype(weight))
     return log_prob, gradients
@@ -364,6 +366,7 @@ def _gradient_fake(
     order: Tensor | None,
     boundary: Tensor | None,
     grad_log_prob: Tensor | None,
+    *_: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     trees = 0 if grad_log_prob is None else len(log_prior)
     return score.new_empty(score.shape[1:]), score.new_empty((trees, score.shape[1]))

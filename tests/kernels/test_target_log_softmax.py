@@ -14,6 +14,7 @@ from ops.logit_function_cases import (
     EDGES,
     FUNCTIONS,
     MonotoneCase,
+    check_bias,
     check_low_rows,
     check_monotone,
     monotone_batch,
@@ -64,6 +65,12 @@ def test_same_bits_whatever_the_window(
 @pytest.mark.parametrize("case", [*KINDS, MonotoneCase("many", rows=3, classes=1500)], ids=str)
 def test_rounded_to_16_bits(case: MonotoneCase) -> None:
     check_low_rows(case, CPU)
+
+
+@dtypes
+@pytest.mark.parametrize("case", [*KINDS, MonotoneCase("many", rows=3, classes=1503)], ids=str)
+def test_bias(case: MonotoneCase, dtype: torch.dtype) -> None:
+    check_bias(case, dtype, CPU)
 
 
 @dtypes

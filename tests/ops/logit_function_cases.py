@@ -394,6 +394,23 @@ def check_low_rows(case: MonotoneCase, device: torch.device) -> None:
                 assert torch.equal(grad_table, expected[3])
 
 
+def check_bias(case: MonotoneCase, dtype: torch.dtype, device: torch.device) -> None:
+    """The same as for logits to which it has been added."""
+    batch = monotone_batch(case, dtype).to(device)
+    bias = torch.linspace(-1, 2, batch.logits.shape[1], dtype=dtype).to(device)
+    # Whole numbers, of which no sum is rounded.
+    logits, rest = (8 * batch.logits).round() / 8, batch.arguments()[1:]
+    bias = (8 * bias).round() / 8
+    results = []
+    for given, added in ((logits + bias, None), (logits.clone(), bias)):
+        log_prob, grad_table = torch.ops.hstree.target_log_softmax_gradient_(
+            given, batch.grad, *rest, True, None, added
+        )
+        results.append([log_prob, given, grad_table])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
 def monotone_reference(batch: MonotoneBatch) -> list[Tensor]:
     """The same from the reference, on the CPU; log_normalizer of the rows that are not ignored."""
     batch = batch.to(CPU)

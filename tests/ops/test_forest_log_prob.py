@@ -109,8 +109,8 @@ def test_sizes(rows: int, trees: int, clusters: int, classes: int, device: torch
 
 
 def test_many_classes(device: torch.device) -> None:
-    """More than are summed one after the other, in float32."""
-    classes, features = 40_000, 4
+    """More than are summed one after the other, in float32, and than have two rows in a lane."""
+    classes, features = 70_000, 4
     given = arguments(6, classes, device=device)
     for name in NAMES:
         given[name] = given[name].detach().float()[..., : features if name == "hidden" else None]
@@ -222,11 +222,11 @@ def test_opcheck(wanted: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision(dtype: torch.dtype) -> None:
+def test_low_precision(dtype: torch.dtype, device: torch.device) -> None:
     """Errors against float64 on the rounded inputs: at most those of torch's own operators in that
     precision and a small margin."""
-    given = arguments()
-    target, upstream = given["target"], draw(N, seed=3)
+    given = arguments(device=device)
+    target, upstream = given["target"], draw(N, seed=3).to(device)
     rounded = {
         n: given[n].detach().to(dtype if n in ("hidden", "weight") else torch.float32)
         for n in NAMES
@@ -282,9 +282,9 @@ def test_gradients_in_16_bits_of_several_chunks(
             assert (a - b).abs().max() <= 2 * torch.finfo(dtype).eps * b.abs().max()
 
 
-def chunk_gradients(given: dict[str, Any]) -> tuple[Tensor, ...]:
+def chunk_gradients(given: dict[str, Any], dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
     """Of a chunk in float32: log_prob, and the gradients of the log-priors, scores and scores of
-    clusters."""
+    clusters. With ``dtype`` that of the scores is a tensor of its own."""
     given = {n: t if t is None else t.detach() for n, t in given.items()}
     scores = (given["weight"] @ given["hidden"].t()).float()
     of_clusters = given["cluster_score"].float().permute(1, 2, 0).contiguous()
@@ -295,9 +295,12 @@ def chunk_gradients(given: dict[str, Any]) -> tuple[Tensor, ...]:
     assert torch.equal(scores, before[0])
     assert torch.equal(of_clusters, before[1])
     grad = torch.linspace(-1, 2, scores.shape[1], device=scores.device)
-    results = torch.ops.hstree.forest_gradient_(scores, of_clusters, *rest, *plan, grad)
+    output = None if dtype is None else torch.empty_like(scores, dtype=dtype)
+    results = torch.ops.hstree.forest_gradient_(
+        scores, of_clusters, *rest, *plan, grad, None, output
+    )
     torch.testing.assert_close(forward[0], results[0], rtol=0, atol=0, equal_nan=True)
-    return (*results, scores, of_clusters)
+    return (*results, scores if output is None else output, of_clusters)
 
 
 def test_any_number_of_threads_gives_the_same_bits() -> None:
@@ -423,7 +426,7 @@ def check_bad_numbers_on_cuda(device: torch.device) -> None:
     assert torch.equal(chunk_gradients(given)[0].isnan(), rows < 2)
 
 
-@pytest.mark.parametrize(
+on_cuda = pytest.mark.parametrize(
     "device",
     [
         pytest.param("emulated", marks=pytest.mark.slow),
@@ -431,5 +434,32 @@ def check_bad_numbers_on_cuda(device: torch.device) -> None:
     ],
     indirect=True,
 )
+
+
+@on_cuda
 def test_bad_numbers_on_cuda(device: torch.device) -> None:
     check_bad_numbers_on_cuda(device)
+
+
+@on_cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gradients_of_scores_are_rounded(dtype: torch.dtype, device: torch.device) -> None:
+    given = arguments(70, device=device)
+    for got, exact in zip(chunk_gradients(given, dtype), chunk_gradients(given), strict=True):
+        assert torch.equal(got, exact.to(got.dtype))
+
+
+@on_cuda
+def test_bad_wrongon_cuda(device: torch.device) -> None:
+    given = arguments(device=device)
+    chunk = [draw(V, N), draw(T, C, N), draw(T, N), given["cluster"], given["target"]]
+    good = [*chunk, *by_cluster(given["cluster"], C), draw(N), draw(V, N)]
+    for place, bad, match in (
+        (5, None, r"order: expected a tensor of shape \[T, V\], got None"),
+        (6, torch.zeros(T, C).long(), r"boundary: expected size 6 .* got shape \[3, 5\]"),
+        (8, torch.zeros(V, 2), r"grad_score: expected size 23 .* got shape \[41, 2\]"),
+        (8, torch.zeros(V, N), "the dtypes of score and grad_score do not fit"),
+    ):
+        wrong = [x if x is None else x.to(device) for x in (*good[:place], bad, *good[place + 1 :])]
+        with pytest.raises(RuntimeError, match=match):
+            torch.ops.hstree.forest_gradient_(*wrong)

@@ -20,6 +20,7 @@ from ops.logit_function_cases import (
     SHAPES,
     MonotoneBatch,
     MonotoneCase,
+    check_bias,
     check_low_rows,
     check_monotone,
     increasing_table,
@@ -390,6 +391,13 @@ def test_rows_with_gaps(case: MonotoneCase) -> None:
 @pytest.mark.parametrize("case", [*USUAL, MonotoneCase("many", rows=3, classes=1500)], ids=str)
 def test_rounded_to_16_bits(case: MonotoneCase, device: torch.device) -> None:
     check_low_rows(case, device)
+
+
+@pytest.mark.cuda
+@kinds
+def test_bias_on_cuda(case: MonotoneCase) -> None:
+    for dtype in (torch.float32, torch.float64):
+        check_bias(case, dtype, torch.device("cuda"))
 
 
 @pytest.mark.parametrize(
