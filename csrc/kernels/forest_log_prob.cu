@@ -7,12 +7,12 @@ namespace hstree {
 namespace {
 
 constexpr int64_t ignored_row = -1;
-// Classes or clusters whose numbers a warp loads at a time.
-constexpr int batch = 8, score_batch = 4;
+// Classes or clusters whose numbers a warp loads at a time, for sums and for gradients.
+constexpr int batch = 8, grad_batch = 4;
 constexpr int most_warps = 16;                 // of a block
 constexpr int64_t most_tile_bytes = 16 << 20;  // of scores, which the trees read from the L2 cache
 constexpr int score_threads = 256;
-constexpr int64_t score_classes = score_threads / 32 * score_batch;  // of a block
+constexpr int64_t score_classes = score_threads / 32 * grad_batch;  // of a block
 
 // Where maxima start: less the maximum of numbers of -inf alone, such a number is -inf, and not NaN.
 template <typename A>
@@ -192,7 +192,7 @@ __device__ __forceinline__ void mix_trees(const Forest& f, int64_t row) {
 // Work O(R T C). No atomics; warps are added in their order: deterministic.
 // One block for each tile of rows; its warps take batches of the clusters in turns, its lanes the rows.
 template <typename A>
-__global__ void __launch_bounds__(32 * most_warps) forest_rows_kernel(Forest f) {
+__global__ void __launch_bounds__(32 * most_warps, 1) forest_rows_kernel(Forest f) {
   constexpr int rows = lane_rows<A>;
   __shared__ BlockSums<A, rows> scratch;
   const LaneRows<A> lane(blockIdx.x, f.rows);
@@ -232,12 +232,12 @@ __global__ void __launch_bounds__(32 * most_warps) forest_rows_kernel(Forest f) 
       chosen[i] = target >= 0 && target < f.classes ? f.cluster[target * f.trees + t] : -1;
       ignored[i] = target == ignored_row;
     }
-    for (int64_t c = threadIdx.x / 32 * batch; c < f.clusters; c += blockDim.x / 32 * batch) {
+    for (int64_t c = threadIdx.x / 32 * grad_batch; c < f.clusters; c += blockDim.x / 32 * grad_batch) {
       A* r = static_cast<A*>(f.cluster_score) + (t * f.clusters + c) * f.rows;
       A* log_sum = static_cast<A*>(f.log_sum) + (t * f.clusters + c) * f.rows;
-      A of_cluster[batch][rows], sum[batch][rows];
+      A of_cluster[grad_batch][rows], sum[grad_batch][rows];
 #pragma unroll
-      for (int b = 0; b < batch; ++b) {
+      for (int b = 0; b < grad_batch; ++b) {
 #pragma unroll
         for (int i = 0; i < rows; ++i) {
           of_cluster[b][i] = c + b < f.clusters ? lane.get(r + b * f.rows, i) : A(0);
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(32 * most_warps) forest_rows_kernel(Forest f) 
         }
       }
 #pragma unroll
-      for (int b = 0; b < batch; ++b) {
+      for (int b = 0; b < grad_batch; ++b) {
         if (c + b >= f.clusters) break;
 #pragma unroll
         for (int i = 0; i < rows; ++i) {
@@ -270,24 +270,24 @@ __global__ void __launch_bounds__(score_threads) forest_scores_kernel(Forest f) 
   constexpr int rows = lane_rows<A>;
   const int64_t blocks = divide_up(f.classes, score_classes);
   const LaneRows<A> lane(blockIdx.x / blocks, f.rows);
-  const int64_t v = blockIdx.x % blocks * score_classes + threadIdx.x / 32 * score_batch;
+  const int64_t v = blockIdx.x % blocks * score_classes + threadIdx.x / 32 * grad_batch;
   const A* score = static_cast<const A*>(f.score) + v * f.rows;
   T* output = static_cast<T*>(f.grad_score) + v * f.grad_stride;
-  A x[score_batch][rows], gradient[score_batch][rows], of_target[rows];
+  A x[grad_batch][rows], gradient[grad_batch][rows], of_target[rows];
   int64_t target[rows];
-  bool known[score_batch];
+  bool known[grad_batch];
 #pragma unroll
   for (int i = 0; i < rows; ++i) {
     target[i] = lane.get(f.target, i);
     of_target[i] = 0;
 #pragma unroll
-    for (int b = 0; b < score_batch; ++b) {
+    for (int b = 0; b < grad_batch; ++b) {
       x[b][i] = v + b < f.classes ? lane.get(score + b * f.rows, i) + bias_of<A>(f, v + b) : A(0);
       gradient[b][i] = 0;
     }
   }
 #pragma unroll
-  for (int b = 0; b < score_batch; ++b) known[b] = true;
+  for (int b = 0; b < grad_batch; ++b) known[b] = true;
   for (int64_t t = 0; t < f.trees; ++t) {
     const A* shift = static_cast<const A*>(f.log_sum) + t * f.clusters * f.rows;
     A rho[rows];
@@ -297,7 +297,7 @@ __global__ void __launch_bounds__(score_threads) forest_scores_kernel(Forest f) 
       of_target[i] += rho[i];
     }
 #pragma unroll
-    for (int b = 0; b < score_batch; ++b) {
+    for (int b = 0; b < grad_batch; ++b) {
       const int64_t c = v + b < f.classes ? f.cluster[(v + b) * f.trees + t] : 0;
       const bool valid = c >= 0 && c < f.clusters;
       const A* of_cluster = shift + (valid ? c : 0) * f.rows;
@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(score_threads) forest_scores_kernel(Forest f) 
     }
   }
 #pragma unroll
-  for (int b = 0; b < score_batch; ++b) {
+  for (int b = 0; b < grad_batch; ++b) {
     if (v + b >= f.classes) break;
 #pragma unroll
     for (int i = 0; i < rows; ++i) {

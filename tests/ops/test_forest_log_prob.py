@@ -284,20 +284,27 @@ def test_gradients_in_16_bits_of_several_chunks(
 
 def chunk_gradients(given: dict[str, Any], dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
     """Of a chunk in float32: log_prob, and the gradients of the log-priors, scores and scores of
-    clusters. With ``dtype`` that of the scores is a tensor of its own."""
+    clusters. With ``dtype`` that of the scores has rows of its own, with gaps, and the operator
+    adds the bias."""
     given = {n: t if t is None else t.detach() for n, t in given.items()}
     scores = (given["weight"] @ given["hidden"].t()).float()
     of_clusters = given["cluster_score"].float().permute(1, 2, 0).contiguous()
     rest = (given["log_prior"].float().t(), given["cluster"], given["target"])
     plan = by_cluster(given["cluster"], of_clusters.shape[1])
+    bias = None if dtype is None else (8 * given["bias"]).round().float() / 8
+    scores = (64 * scores).round() / 64  # so that no sum with a bias is rounded
+    if dtype is None:
+        scores += (8 * given["bias"]).round().float()[:, None] / 8
     before = scores.clone(), of_clusters.clone()
-    forward = torch.ops.hstree.forest_gradient_(scores, of_clusters, *rest, *plan, None)
+    forward = torch.ops.hstree.forest_gradient_(scores, of_clusters, *rest, *plan, None, bias)
     assert torch.equal(scores, before[0])
     assert torch.equal(of_clusters, before[1])
     grad = torch.linspace(-1, 2, scores.shape[1], device=scores.device)
-    output = None if dtype is None else torch.empty_like(scores, dtype=dtype)
+    output = None
+    if dtype is not None:
+        output = scores.new_full((len(scores), scores.shape[1] + 3), 7, dtype=dtype)[:, :-3]
     results = torch.ops.hstree.forest_gradient_(
-        scores, of_clusters, *rest, *plan, grad, None, output
+        scores, of_clusters, *rest, *plan, grad, bias, output
     )
     torch.testing.assert_close(forward[0], results[0], rtol=0, atol=0, equal_nan=True)
     return (*results, scores if output is None else output, of_clusters)
@@ -450,15 +457,16 @@ def test_gradients_of_scores_are_rounded(dtype: torch.dtype, device: torch.devic
 
 
 @on_cuda
-def test_bad_wrongon_cuda(device: torch.device) -> None:
+def test_bad_arguments_on_cuda(device: torch.device) -> None:
     given = arguments(device=device)
     chunk = [draw(V, N), draw(T, C, N), draw(T, N), given["cluster"], given["target"]]
-    good = [*chunk, *by_cluster(given["cluster"], C), draw(N), draw(V, N)]
+    good = [*chunk, *by_cluster(given["cluster"], C), draw(N), draw(V), draw(V, N)]
     for place, bad, match in (
         (5, None, r"order: expected a tensor of shape \[T, V\], got None"),
         (6, torch.zeros(T, C).long(), r"boundary: expected size 6 .* got shape \[3, 5\]"),
-        (8, torch.zeros(V, 2), r"grad_score: expected size 23 .* got shape \[41, 2\]"),
-        (8, torch.zeros(V, N), "the dtypes of score and grad_score do not fit"),
+        (8, torch.zeros(N), r"bias: expected size 41 .* got shape \[23\]"),
+        (9, torch.zeros(V, 2), r"grad_score: expected size 23 .* got shape \[41, 2\]"),
+        (9, torch.zeros(V, N), "the dtypes of score and grad_score do not fit"),
     ):
         wrong = [x if x is None else x.to(device) for x in (*good[:place], bad, *good[place + 1 :])]
         with pytest.raises(RuntimeError, match=match):
