@@ -165,12 +165,14 @@ def _rounded(gradient: Tensor, factor: Tensor | None, dtype: torch.dtype) -> Ten
     if gradient.dtype != dtype:
         out = recycled(gradient, *gradient.shape, dtype=dtype)
         return out.copy_(gradient) if factor is None else torch.mul(gradient, factor, out=out)
-    if factor is not None and gradient.is_cuda and is_low(gradient):
+    if factor is None:
+        return gradient
+    if gradient.is_cuda and is_low(gradient) and type(gradient) is Tensor:  # not of a trace
         # torch multiplies bfloat16 by a number of float32 at a quarter of the speed.
         unused = factor.new_zeros(1)
         torch._amp_foreach_non_finite_check_and_unscale_([gradient], unused, factor.float())
         return gradient
-    return gradient if factor is None else gradient.mul_(factor)
+    return gradient.mul_(factor)
 
 
 class ChunkedLoss:
