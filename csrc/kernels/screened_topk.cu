@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(threads) quantize_kernel(ScreenedTopk s, Works
 // classes, 16 bytes each, and every eighth group is theirs. The sums over 8 lanes halve the sums that a lane has at each
 // step. Grid: blocks of 16 classes, tiles of rows.
 template <int Bits, int Tile>
-__global__ void __launch_bounds__(threads) preview_kernel(ScreenedTopk s, Workspace w) {
+__global__ void __launch_bounds__(threads, 3) preview_kernel(ScreenedTopk s, Workspace w) {
   constexpr int words = Bits == 4 ? 2 : 1;  // of a group
   constexpr int values = Tile * words, at_once = values < 4 ? values : 4;
   constexpr int loads = 4;                          // under way at a time

@@ -19,6 +19,16 @@ OP = torch.ops.hstree.screened_topk.default
 CPU = torch.device("cpu")
 # Rows, classes, features of the preview and of the contexts: whole blocks and groups, and none.
 SHAPES = ((1, 37, 5, 3), (2, 256, 16, 19), (11, 403, 41, 70), (3, 1, 1, 1), (0, 20, 8, 4))
+# Shape, n, k.
+CASES = {
+    "groups of several blocks, one row": ((1, 3000, 24, 5), 10, 10),
+    "groups of one block, two rows": ((2, 1000, 33, 8), 30, 1),
+    "more classes than blocks, four rows": ((4, 500, 70, 3), 100, 20),
+    "tiles of rows, the last not full": ((11, 300, 9, 16), 5, 2),
+    "more rows than at a time": ((67, 40, 4, 4), 3, 3),
+    "several chunks": ((1, 5000, 5, 2), 700, 700),
+    "a sort outside shared memory": ((1, 8400, 3, 2), 8300, 4),
+}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -56,8 +66,9 @@ def check(found: Screened, arguments: list[Any], n: int, k: int, temperature: fl
         torch.testing.assert_close(got, want, **close)
     best = previews.topk(n).indices
     order = scores.gather(1, best).topk(k).indices
-    assert torch.equal(found.classes, best.gather(1, order))
+    torch.testing.assert_close(found.score, scores.gather(1, best).gather(1, order), **close)
     torch.testing.assert_close(found.score, scores.gather(1, found.classes), **close)
+    assert (found.classes.sort(1).values.diff() > 0).all()
 
 
 def check_all(device: torch.device = CPU) -> bool:
@@ -83,6 +94,50 @@ def test_equals_the_reference(capability: str, tmp_path: Path) -> None:
 
 def test_equals_the_reference_on_each_device(device: torch.device) -> None:
     check_all(device)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("case", CASES)
+def test_larger_case_equals_the_reference(case: str, bits: int, device: torch.device) -> None:
+    shape, n, k = CASES[case]
+    arguments = draw(shape, bits)
+    found = screened_topk(*on(device, arguments), n, k, all_scores=True)
+    check(found, arguments, n, k, 1.0)
+
+
+def test_misaligned_tables(device: torch.device) -> None:
+    def moved(tensor: Tensor) -> Tensor:
+        return tensor.new_empty(tensor.numel() + 1)[1:].view_as(tensor).copy_(tensor)
+
+    arguments = on(device, draw((5, 200, 20, 16), 4, torch.bfloat16))
+    expected = screened_topk(*arguments, 9, 9, all_scores=True)
+    found = screened_topk(*map(moved, arguments), 9, 9, all_scores=True)
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_signs_of_zero_make_no_difference(device: torch.device) -> None:
+    """Neither to previews nor to scores."""
+    query, preview, scale, offset, hidden, weight, _ = on(device, draw((2, 100, 8, 1), 8))
+    place = torch.arange(100, device=device)
+    query.zero_()
+    query[:, -1] = -0.0
+    offset[:100] = torch.where(place % 3 > 0, 0.0, -0.0)
+    weight[:] = torch.where(place % 2 > 0, 0.0, -0.0)[:, None]
+    found = screened_topk(query, preview, 0 * scale, offset, hidden, weight, None, 40, 40)
+    assert found.classes.tolist() == [list(range(40))] * 2
+
+
+def test_a_score_that_is_nan_comes_first(device: torch.device) -> None:
+    arguments = on(device, draw((2, 50, 8, 4), 8))
+    expected = screened_topk(*arguments, 50, 50)
+    arguments[5][[20, 30]] = torch.nan
+    found = screened_topk(*arguments, 50, 50)
+    assert found.classes[:, :2].tolist() == [[20, 30]] * 2
+    assert found.score[:, :2].isnan().all()
+    assert found.log_normalizer.isnan().all()
+    for got, want in zip(found.classes[:, 2:], expected.classes, strict=True):
+        assert got.tolist() == [v for v in want.tolist() if v not in (20, 30)]
 
 
 @pytest.mark.parametrize("bits", [4, 8])
