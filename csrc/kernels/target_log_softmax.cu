@@ -272,9 +272,12 @@ constexpr bool sums_table = false;
 template <typename S, int Width>
 constexpr bool sums_table<Piecewise<S, Width>> = true;
 
-// Threads of a block for a row: with sums of a table all of a multiprocessor, for the largest window.
-template <typename F>
-constexpr int row_threads = sums_table<F> ? 1024 : 256;
+// Threads of a multiprocessor in backward, limited by registers.
+template <typename S>
+constexpr int backward_threads = sizeof(S) == 8 ? 768 : 1024;
+// Threads of a block for a row: more with sums of a table, since its window grows with them.
+template <typename S, typename F>
+constexpr int row_threads = sums_table<F> ? int(4096 / sizeof(S)) : 256;
 
 constexpr double large_normalizer = 64;
 
@@ -297,7 +300,7 @@ constexpr double large_normalizer = 64;
 // Warps or blocks (see Row) stride over the rows; the threads of each stride over the row's groups of 16
 //   bytes. SigSoftmax: Kanai et al., "Sigsoftmax: reanalysis of the softmax bottleneck" (NeurIPS 2018).
 template <typename S, typename F, typename Row>
-__global__ void __launch_bounds__(Row::threads, 1024 / Row::threads)
+__global__ void __launch_bounds__(Row::threads, backward_threads<S> / Row::threads)
     target_log_softmax_backward_kernel(F function, MonotoneSizes sizes, MonotoneBackward tensors,
                                        const S* logits, const S* bias, typename Row::Result* out,
                                        int64_t out_stride, SumWorkspace workspace, Window window) {
@@ -404,7 +407,7 @@ void target_log_softmax_backward(ScalarType type, const LogitFunction& function,
     const auto run_into = [&](auto f, auto* out, int64_t out_stride) {
       using F = decltype(f);
       using Out = std::remove_pointer_t<decltype(out)>;
-      with_row<S, BackwardWarp<S, Out>, BackwardBlock<S, row_threads<F>, Out>>(sizes, [&](auto row) {
+      with_row<S, BackwardWarp<S, Out>, BackwardBlock<S, row_threads<S, F>, Out>>(sizes, [&](auto row) {
         using Row = typename decltype(row)::type;
         int64_t blocks = divide_up(sizes.rows, Row::rows);
         Window window;
