@@ -594,8 +594,8 @@ def test_documentation_quotes_the_record() -> None:
     rows = re.findall(
         r"^\| ([^|]*[^-| ][^|]*) \|(.*)\|$", page.partition("## One command")[0], re.M
     )
-    names = ("eager", "compiled", "liger", "cut", "softmax", "adaptive", "leaves", "leaves-dense")
-    names += ("wide-binary", "huffman-4")
+    names = ("eager", "compiled", "liger", "cut", "softmax", "forest", "plif", "sampled")
+    names += ("forest-sampled", "adaptive", "leaves", "leaves-dense", "wide-binary", "huffman-4")
     settings = ("4096x128k", "2304x256k", "768x50k")
     heads, *rows = [row for row in rows if row[0] != "---"]
     assert [cell.strip() for cell in heads[1].split("|")] == [
