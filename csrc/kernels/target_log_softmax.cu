@@ -123,10 +123,12 @@ class RegisterRow {
     const bool aligned = aligned_to_16(x);
 #pragma unroll
     for (int a = 0; a < accesses; ++a) {
-      if (a * run < classes_) {
-        load_group<S>(x, begin_of(a), classes_, aligned, S(-INFINITY), value_[a]);
-        add_bias(bias, begin_of(a), classes_, value_[a]);
-      }
+      if (a * run < classes_) load_group<S>(x, begin_of(a), classes_, aligned, S(-INFINITY), value_[a]);
+    }
+    if (bias == nullptr) return;
+#pragma unroll
+    for (int a = 0; a < accesses; ++a) {
+      if (a * run < classes_) add_bias(bias, begin_of(a), classes_, value_[a]);
     }
   }
   static __device__ __forceinline__ int64_t first() { return int64_t(blockIdx.x) * rows + threadIdx.x / 32; }

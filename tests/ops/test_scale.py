@@ -1,19 +1,13 @@
-"""hstree::scale_, which multiplies gradients of 16 bits on CUDA."""
+"""hstree::scale_, which multiplies gradients of 16 bits."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from ops.conftest import EMULATED
-
 scale_ = torch.ops.hstree.scale_
-on_cuda = pytest.mark.parametrize(
-    "device", [EMULATED, pytest.param("cuda", marks=pytest.mark.cuda)], indirect=True
-)
 
 
-@on_cuda
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shift", [0, 1])
 def test_is_the_product_rounded_once(shift: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -29,7 +23,6 @@ def test_is_the_product_rounded_once(shift: int, dtype: torch.dtype, device: tor
             memory = before
 
 
-@on_cuda
 def test_bad_arguments(device: torch.device) -> None:
     x, one = torch.zeros(4, 4, device=device), torch.ones((), device=device)
     for bad, factor, match in (
