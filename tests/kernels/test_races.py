@@ -104,6 +104,10 @@ def forest() -> None:
     chunk_gradients(forest_arguments(70, 300, 2, 3))
 
 
+def scale() -> None:
+    torch.ops.hstree.scale_(torch.ones(5000, dtype=torch.bfloat16), torch.tensor(0.5))
+
+
 # Shapes at which threads meet, in all kernels and at all barriers.
 COMPUTATIONS: tuple[Callable[[], None], ...] = (
     *(
@@ -125,6 +129,7 @@ COMPUTATIONS: tuple[Callable[[], None], ...] = (
     partial(target_log_softmax, 83, 20),
     partial(target_log_softmax, 1025, 800),  # the sums of 512 intervals are in shared memory
     forest,
+    scale,
 )
 
 
