@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -20,6 +21,8 @@ from ops.logit_function_cases import (
     FUNCTIONS,
     MonotoneCase,
     PiecewiseCase,
+    check_bias,
+    check_low_rows,
     monotone_batch,
     monotone_gradients,
     piecewise_batch,
@@ -30,6 +33,7 @@ from ops.test_forest_log_prob import arguments as forest_arguments
 from ops.test_forest_log_prob import check as check_forest
 from ops.test_forest_log_prob import check_bad_numbers_on_cuda
 from ops.test_sample import test_draws_are_those_of_the_reference as check_draws
+from ops.test_scale import test_is_the_product_rounded_once as check_scale
 from ops.test_screened_topk import check_all as check_screened_topk
 from ops.test_sparse_adam import SHAPES
 from ops.test_sparse_adam import check as check_sparse_adam
@@ -84,6 +88,8 @@ def checks() -> list[Callable[[], object]]:
     result.append(check_screened_topk)
     for shape in SHAPES:
         result += [partial(check_sparse_adam, shape, dtype, CPU) for dtype in DTYPES]
+    for dtype, shift in product((torch.bfloat16, torch.float16), (0, 1)):
+        result.append(partial(check_scale, shift, dtype, CPU))
     for piecewise_case in FEW_ELEMENTS:
         for width in (2, 4):
             for dtype in (torch.float32, torch.float64, torch.bfloat16):
@@ -92,6 +98,8 @@ def checks() -> list[Callable[[], object]]:
     for case in (*functions, *EDGES):
         for dtype in (torch.float32, torch.float64):
             result.append(partial(run_target_log_softmax, case, dtype))
+            result.append(partial(check_bias, case, dtype, CPU))
+        result.append(partial(check_low_rows, case, CPU))
     for dtype in (torch.float32, torch.float64):
         for block in TREE_BLOCKS:
             batch = draw(block, dtype)
