@@ -209,15 +209,13 @@ def _all() -> Iterator[Contender]:
         ("forest-sampled", "forest of 4 trees, C = 256, 512 negatives", forest | sampled),
         ("leaves-4x256", "4 trees, C = 256, shared leaves", leaves(4, 256)),
     ):
-        yield replace(
-            _other(
-                f"{name}-tied-decay-0.1",
-                f"{title}, tied, weight decay 0.1",
-                seeds=3 if name == "forest-sampled" else 1,
-                **its | {"tied": True, DECAY: 0.1, FACTOR: 2.0},
-            ),
-            group=TIED,
+        contender = _other(
+            f"{name}-tied-decay-0.1",
+            f"{title}, tied, weight decay 0.1",
+            seeds=3 if name == "forest-sampled" else 1,
+            **its | {"tied": True, DECAY: 0.1, FACTOR: 2.0},
         )
+        yield replace(contender, sweeps={RATE: (0.004, 0.008)}, group=TIED)
     for n_trees in TREES:
         for root in CHILDREN:
             yield _leaves(n_trees, root, like=like, short=True, seeds=1, group=SHAPE)
