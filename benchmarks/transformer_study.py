@@ -210,7 +210,7 @@ def measure(run: PlannedRun, corpus: Corpus, given: argparse.Namespace) -> dict[
         "head_parameters": sum(parameter.numel() for parameter in own),
         "bytes": peak_extra_bytes(lambda: next(steps)) if on_cpu else None,
     }
-    for _ in range(run.settings["steps"] - on_cpu):
+    for _ in range(run.settings["steps"] - on_cpu):  # one step has been taken for the memory
         next(steps)
     valid = perplexity(model, corpus.valid)
     finite = math.isfinite(valid)
