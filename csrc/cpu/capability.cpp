@@ -3,7 +3,22 @@
 #include <cstdlib>
 #include <cstring>
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace hstree::cpu {
+
+#if defined(__aarch64__)
+static bool has_dot_products() {
+#if defined(__linux__)
+  return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#else
+  return true;  // Apple silicon
+#endif
+}
+#endif
 
 Capability capability() {
   static const Capability best = [] {
@@ -22,6 +37,8 @@ Capability capability() {
         __builtin_cpu_supports("f16c")) {
       return Capability::avx2;
     }
+#elif defined(__aarch64__)
+    if (allowed >= Capability::dotprod && has_dot_products()) return Capability::dotprod;
 #endif
     return Capability::portable;
   }();

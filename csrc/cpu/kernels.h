@@ -13,4 +13,6 @@
 #include "cpu/wide_log_prob_kernels.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif

@@ -222,17 +222,17 @@ static inline void add_products(const accumulate_t<T>* const* x, const T* const*
   for (int l = 0; l < L; ++l) {
     const Vector<A> ws = load_some<whole>(w[l] + s, size - s);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) sum[r][l] += xs[r] * ws;
+    for (int r = 0; r < R; ++r) sum[r][l] = add_product(sum[r][l], xs[r], ws);
   }
 }
 
-// out[r][l] = dot(x[r], w[l]) for R rows and L weight rows.
+// out[r][l] = dot(x[r], w[l]) for R rows and L weight rows, with the same bits for any R.
 template <int R, int L, typename T>
 static inline void dots(const accumulate_t<T>* const* x, const T* const* w, int64_t size,
                         accumulate_t<T>* const* out, int64_t level) {
   using A = accumulate_t<T>;
   constexpr int64_t W = VectorOf<A>::width;
-  constexpr int K = R == 1 ? 2 : 1;  // partial sums of each product, to hide the latency of additions
+  constexpr int K = 2;  // partial sums of each product, to hide the latency of additions
   Vector<A> sum[K][R][L] = {};
   int64_t s = 0;
   for (; s + K * W <= size; s += K * W) {
@@ -245,7 +245,7 @@ static inline void dots(const accumulate_t<T>* const* x, const T* const* w, int6
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
     for (int l = 0; l < L; ++l) {
-      out[r][level + l] = sum_of<A>(K == 2 ? sum[0][r][l] + sum[K - 1][r][l] : sum[0][r][l]);
+      out[r][level + l] = sum_of<A>(sum[0][r][l] + sum[1][r][l]);
     }
   }
 }
@@ -254,7 +254,8 @@ static inline void dots(const accumulate_t<T>* const* x, const T* const* w, int6
 template <int R, typename T>
 static inline void level_scores(const accumulate_t<T>* const* x, const T* const* w, int64_t begin,
                                 int64_t end, int64_t size, accumulate_t<T>* const* out) {
-  constexpr int block = R == 1 || HSTREE_VECTOR_BYTES == 64 ? 4 : 2;  // as many sums as the registers hold
+  // As many sums as the registers hold, in two parts.
+  constexpr int block = R == 1 ? 4 : HSTREE_VECTOR_BYTES == 64 ? 2 : 1;
   int64_t l = begin;
   for (; l + block <= end; l += block) dots<R, block>(x, w + l, size, out, l);
   if constexpr (block == 4) {
@@ -414,12 +415,12 @@ static inline void gradient_levels(const GradientTile<T, R>& tile, int64_t begin
 #pragma GCC unroll 8
     for (int u = 0; u < U; ++u) {
       const V ws = whole || u < U - 1 ? load(w + u * W) : load_first(w + u * W, rest);
-      d[u] = opened ? load(sum + u * W) + g[0] * x[0][u] : g[0] * x[0][u];
-      grad_x[0][u] += g[0] * ws;
+      d[u] = opened ? add_product(load(sum + u * W), g[0], x[0][u]) : g[0] * x[0][u];
+      grad_x[0][u] = add_product(grad_x[0][u], g[0], ws);
 #pragma GCC unroll 8
       for (int r = 1; r < R; ++r) {
-        grad_x[r][u] += g[r] * ws;
-        d[u] += g[r] * x[r][u];
+        grad_x[r][u] = add_product(grad_x[r][u], g[r], ws);
+        d[u] = add_product(d[u], g[r], x[r][u]);
       }
       if (stays) store(sum + u * W, d[u]);
     }

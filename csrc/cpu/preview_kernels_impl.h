@@ -30,6 +30,9 @@ HSTREE_PREVIEW_INLINE I32 products(I32 sum, I32 rows, const int8_t* values) {
   const __m256i pairs = small ? _mm256_maddubs_epi16(from, with)
                               : _mm256_maddubs_epi16(_mm256_abs_epi8(from), _mm256_sign_epi8(with, from));
   return sum + bits_as<I32>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#elif defined(HSTREE_DOTPROD)
+  const int8x16_t with = vreinterpretq_s8_s32(vdupq_n_s32(query));
+  return bits_as<I32>(vdotq_s32(bits_as<int32x4_t>(sum), bits_as<int8x16_t>(rows), with));
 #else
   for (int shift = 0; shift < 32; shift += 8) {
     const I32 one = small ? (rows >> shift) & 15 : (rows << (24 - shift)) >> 24;
@@ -51,6 +54,8 @@ HSTREE_PREVIEW_INLINE float largest_of(Vector<float> v) {
   const __m128 four = _mm_max_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+#elif defined(__aarch64__)
+  return vmaxvq_f32(bits_as<float32x4_t>(v));
 #else
   float most = v[0];
   for (int i = 1; i < VectorOf<float>::width; ++i) most = v[i] > most ? v[i] : most;

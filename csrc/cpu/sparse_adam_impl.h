@@ -9,6 +9,8 @@ static inline Vector<float> square_root(Vector<float> x) {
   return bits_as<Vector<float>>(_mm512_maskz_sqrt_ps(0xffff, bits_as<__m512>(x)));
 #elif HSTREE_VECTOR_BYTES == 32
   return bits_as<Vector<float>>(_mm256_sqrt_ps(bits_as<__m256>(x)));
+#elif defined(__aarch64__)
+  return bits_as<Vector<float>>(vsqrtq_f32(bits_as<float32x4_t>(x)));
 #else
   for (int i = 0; i < VectorOf<float>::width; ++i) x[i] = __builtin_sqrtf(x[i]);
   return x;
@@ -19,6 +21,8 @@ static inline Vector<double> square_root(Vector<double> x) {
   return bits_as<Vector<double>>(_mm512_maskz_sqrt_pd(0xff, bits_as<__m512d>(x)));
 #elif HSTREE_VECTOR_BYTES == 32
   return bits_as<Vector<double>>(_mm256_sqrt_pd(bits_as<__m256d>(x)));
+#elif defined(__aarch64__)
+  return bits_as<Vector<double>>(vsqrtq_f64(bits_as<float64x2_t>(x)));
 #else
   for (int i = 0; i < VectorOf<double>::width; ++i) x[i] = __builtin_sqrt(x[i]);
   return x;
@@ -31,6 +35,8 @@ static inline V product(V a, V b) {
   V result = a * b;
 #if defined(__x86_64__)
   __asm__("" : "+x"(result));
+#elif defined(__aarch64__)
+  __asm__("" : "+w"(result));
 #endif
   return result;
 }

@@ -7,6 +7,8 @@ namespace HSTREE_CAPABILITY {
 static inline uint64_t rounded(double quanta) {
 #if defined(__x86_64__)
   return static_cast<uint64_t>(_mm_cvtsd_si64(_mm_set_sd(quanta)));
+#elif defined(__aarch64__)
+  return static_cast<uint64_t>(vcvtnd_s64_f64(quanta));
 #else
   return static_cast<uint64_t>(__builtin_llrint(quanta));
 #endif

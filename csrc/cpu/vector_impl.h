@@ -73,6 +73,10 @@ static inline Vector<float> load(const Half* p) {
   __m128i half;
   __builtin_memcpy(&half, p, sizeof half);
   return bits_as<Vector<float>>(_mm256_cvtph_ps(half));
+#elif defined(__aarch64__)
+  float16x4_t half;
+  __builtin_memcpy(&half, p, sizeof half);
+  return bits_as<Vector<float>>(vcvt_f32_f16(half));
 #else
   // Exponent and mantissa moved into place and rescaled by 2^112; infinities and NaN get float's exponent.
   U16 half;
@@ -106,6 +110,8 @@ static inline U16 rounded(Half, Vector<float> v) {
   return bits_as<U16>(_mm512_maskz_cvtps_ph(0xffff, bits_as<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
 #elif HSTREE_VECTOR_BYTES == 32
   return bits_as<U16>(_mm256_cvtps_ph(bits_as<__m256>(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__aarch64__)
+  return bits_as<U16>(vcvt_f16_f32(bits_as<float32x4_t>(v)));
 #else
   // Round to nearest even; below 2^-14 an addition of 0.5 leaves the subnormal in the low bits.
   const U32 u = bits_as<U32>(v);
@@ -498,6 +504,9 @@ static inline Vector<float> fma(Vector<float> a, Vector<float> b, Vector<float> 
   return bits_as<Vector<float>>(_mm512_fmadd_ps(bits_as<__m512>(a), bits_as<__m512>(b), bits_as<__m512>(c)));
 #elif HSTREE_VECTOR_BYTES == 32
   return bits_as<Vector<float>>(_mm256_fmadd_ps(bits_as<__m256>(a), bits_as<__m256>(b), bits_as<__m256>(c)));
+#elif defined(__aarch64__)
+  return bits_as<Vector<float>>(
+      vfmaq_f32(bits_as<float32x4_t>(c), bits_as<float32x4_t>(a), bits_as<float32x4_t>(b)));
 #else
   Vector<float> result;
   for (int i = 0; i < VectorOf<float>::width; ++i) {
@@ -514,10 +523,24 @@ static inline Vector<double> fma(Vector<double> a, Vector<double> b, Vector<doub
 #elif HSTREE_VECTOR_BYTES == 32
   return bits_as<Vector<double>>(
       _mm256_fmadd_pd(bits_as<__m256d>(a), bits_as<__m256d>(b), bits_as<__m256d>(c)));
+#elif defined(__aarch64__)
+  return bits_as<Vector<double>>(
+      vfmaq_f64(bits_as<float64x2_t>(c), bits_as<float64x2_t>(a), bits_as<float64x2_t>(b)));
 #else
   Vector<double> result;
   for (int i = 0; i < VectorOf<double>::width; ++i) result[i] = __builtin_fma(a[i], b[i], c[i]);
   return result;
+#endif
+}
+
+// c + a b, rounded once wherever the instruction set has FMA: a compiler that chooses would give other bits where other
+// rows or gradients are in the loop.
+template <typename V>
+static inline V add_product(V c, V a, V b) {
+#if HSTREE_VECTOR_BYTES >= 32 || defined(__aarch64__)
+  return fma(a, b, c);
+#else
+  return c + a * b;
 #endif
 }
 
@@ -528,6 +551,8 @@ static inline Vector<float> inverse_sqrt(Vector<float> x) {
   return y + y * (0.5f - 0.5f * (x * y) * y);
 #elif HSTREE_VECTOR_BYTES == 32
   return 1 / bits_as<Vector<float>>(_mm256_sqrt_ps(bits_as<__m256>(x)));
+#elif defined(__aarch64__)
+  return 1 / bits_as<Vector<float>>(vsqrtq_f32(bits_as<float32x4_t>(x)));
 #else
   for (int i = 0; i < VectorOf<float>::width; ++i) x[i] = 1 / __builtin_sqrtf(x[i]);
   return x;

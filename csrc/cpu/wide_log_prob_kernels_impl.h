@@ -144,7 +144,7 @@ struct ScoreTile {
     for (int k = 0; k < K; ++k) {
       const Vector<A> ws = load_some<whole>(w[k] + s, features - s);
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) sum[r][k] += xs[r] * ws;
+      for (int r = 0; r < R; ++r) sum[r][k] = add_product(sum[r][k], xs[r], ws);
     }
   }
 
@@ -259,17 +259,6 @@ static void scores(const WideTree<T>& tree, const WideRun& run, const WideRun* n
                    int64_t end, accumulate_t<T>* score, accumulate_t<T>* scratch) {
   return tree.row_class ? scores_of<T, ClassRows<T>>(tree, run, next, begin, end, score, scratch)
                         : scores_of<T, OwnRows<T>>(tree, run, next, begin, end, score, scratch);
-}
-
-// c + a b, rounded once wherever the instruction set has FMA: a compiler that chooses would give other bits where not
-// all gradients are wanted.
-template <typename V>
-static inline V add_product(V c, V a, V b) {
-#if HSTREE_VECTOR_BYTES >= 32
-  return fma(a, b, c);
-#else
-  return c + a * b;
-#endif
 }
 
 // For R rows and K children and every feature: grad_x_r += sum_k z_rk w_k, and sum_r z_rk x_r is added to the

@@ -93,6 +93,12 @@ inline int64_t shared_memory_limit() {
   return bytes;
 }
 
+// Whether a multiprocessor has memory for several blocks of more than 50 KiB: not on 8.6, 8.9 and 12.0, whose 100 KiB
+// would hold one, and leave most of its threads idle.
+inline bool has_large_shared_memory() {
+  return shared_memory_limit() >= 160 << 10;
+}
+
 // Raises the kernel's shared memory limit where a block needs more than default_shared_bytes: to the most that it can
 // have, not to what this launch needs, since another thread may launch the same kernel with more.
 inline void allow_shared_memory(const void* kernel, size_t dynamic_bytes) {

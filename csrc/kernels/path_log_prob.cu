@@ -365,8 +365,8 @@ __global__ void __launch_bounds__(run_threads, run_blocks)
 template <typename T, bool Aligned>
 void backward_hidden(const Tables& tables, const LeafOrder& leaf_order, const PathBackward& tensors,
                      void* workspace, void* grad_hidden, cudaStream_t stream) {
-  constexpr int64_t widest = 4096 / sizeof(Sum<T>);  // features of a window
   constexpr int64_t narrowest = 128, enough_blocks = 256;
+  const int64_t widest = (has_large_shared_memory() ? 4096 : 2048) / sizeof(Sum<T>);  // features of a window
   const int64_t groups = divide_up(tables.rows, group_rows), features = tables.in_features;
   int64_t windows = divide_up(enough_blocks, groups);
   if (windows > divide_up(features, narrowest)) windows = divide_up(features, narrowest);

@@ -5,18 +5,18 @@
 // the segment where it starts, and a head in every later segment that it reaches. Both are kept in the
 // workspace, by segment and by place in score (`position`: level of a binary node, column of a wide one). The
 // second pass adds tail and heads from left to right. So the order of every sum depends only on N, T, S,
-// stride and type.
+// stride and type, in the path op also on whether multiprocessors have 160 KiB of shared memory.
 #pragma once
 
 #include "common.cuh"
+#include "launch.h"
 
 namespace hstree {
 
 struct Segments {
   // Places of a segment. A block of the path op stages the features of a whole segment, which limits its length
-  // to 512 places, 256 in float64.
+  // to 512 places, 256 in float64, and half of that where multiprocessors have little shared memory.
   static constexpr int64_t shortest = 64, shortest_staged = 128;
-  static constexpr int64_t longest_bytes = 2048;
   static constexpr int64_t most_positions = 4096;  // of C * stride, unless segments are longest or C is 1
   static constexpr int64_t enough_blocks = 1024;   // enough to fill a GPU; more would only add workspace
   static constexpr int64_t none = -1, through = -2;
@@ -39,7 +39,8 @@ struct Segments {
     const int64_t most = stride > 0 && stride < most_positions ? most_positions / stride : 1;
     const int64_t enough = divide_up(enough_blocks, trees * divide_up(columns, wide ? 128 : 64));
     places = divide_up(divide_up(tables.rows, most < enough ? most : enough), 16) * 16;
-    if (!wide && places > longest_bytes / sum_bytes) places = longest_bytes / sum_bytes;
+    const int64_t longest = (has_large_shared_memory() ? 2048 : 1024) / sum_bytes;
+    if (!wide && places > longest) places = longest;
     const int64_t least = wide ? shortest : shortest_staged;
     if (places < least) places = least;
     count = divide_up(tables.rows, places);

@@ -50,6 +50,21 @@ def test_same_bits_in_every_scheduling_order(
 
 
 @pytest.mark.parametrize(
+    "case",
+    [
+        Case("segments of 512 rows", rows=530, trees=16, classes=3, in_features=2048),
+        Case("windows of 1,024 features", rows=40, trees=2, in_features=1056, subset=1000),
+    ],
+    ids=name_of,
+)
+def test_path_op_with_the_shared_memory_of_larger_devices(
+    library: EmulatedLibrary, case: Case
+) -> None:
+    library.set_shared_limit(227)
+    check_batch(PATH, PATH.batch(case, torch.float32), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
     ("op", "corruption"), [(op, each) for op in OPS for each in corruptions(op)], ids=name_of
 )
 def test_corrupt_tables_give_nan(op: TreeOpUnderTest, corruption: Corruption) -> None:

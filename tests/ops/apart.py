@@ -4,6 +4,7 @@ and on tables that could end one."""
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 
 TESTS = Path(__file__).resolve().parents[1]
-CAPABILITIES = ("portable", "avx2", "avx512")
+ARM = platform.machine() in ("aarch64", "arm64")
+CAPABILITIES = ("portable", "dotprod") if ARM else ("portable", "avx2", "avx512")
 every_instruction_set = pytest.mark.parametrize("capability", CAPABILITIES)
 
 
@@ -34,6 +36,8 @@ def apart(module: str, call: str, folder: Path, **environment: str) -> Any:
 
 def best_capability() -> int:
     """The place in CAPABILITIES of the best that this processor has."""
+    if ARM:
+        return 1
     return {"AVX2": 1, "AVX512": 2}.get(torch.backends.cpu.get_cpu_capability(), 0)
 
 

@@ -202,6 +202,9 @@ class TreeOpSuite:
             )
             same_bits(self.op.gradients(one)[:2], [log_prob[row], grad_hidden[row]])
 
+    def test_many_rows_do_not_depend_on_each_other(self) -> None:
+        self.test_rows_do_not_depend_on_each_other(torch.device("cpu"), MANY)
+
     @pytest.mark.parametrize("case", [SMALL, WITHOUT_OPTIONS], ids=str)
     def test_gradcheck(self, case: Case, device: torch.device) -> None:
         batch = self.op.batch(case).to(device)
