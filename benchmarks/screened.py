@@ -2,7 +2,7 @@
 
     python -m benchmarks.screened --data wikitext-2/ --output build
 
-The model of benchmarks.smollm2, which says what to install (and faiss-cpu, if wanted), reads
+The model of benchmarks.smollm2, which says what to install (also faiss-cpu, torchao), reads
 valid.txt and test.txt of the folder. Screens and cuts of the vocabulary are fitted to the contexts
 of the former; all are measured on those of the latter. A layer of random weights is for time alone.
 """
@@ -101,10 +101,6 @@ def log_probs(call: Callable[[Tensor], Any], dtype: torch.dtype, hidden: Tensor)
     return scores.float().log_softmax(1)
 
 
-def int8_product(rows: Tensor, scale: Tensor, hidden: Tensor) -> Tensor:
-    return torch._weight_int8pack_mm(hidden.bfloat16(), rows, scale)
-
-
 @torch.inference_mode()
 def judge(
     linear: nn.Linear, log_q: Callable[[Tensor], Tensor], hidden: Tensor
@@ -150,13 +146,9 @@ def products(linear: nn.Linear) -> list[Contestant]:
 
 
 def others(linear: nn.Linear, fit: Tensor, test: Tensor) -> list[Contestant]:
-    """int8, cuts of the vocabulary and, where it is installed, FAISS."""
+    """Cuts of the vocabulary and, where they are installed, torchao and FAISS."""
     weight = linear.weight.detach()
-    scale = weight.abs().amax(1) / 127
-    rows = (weight / scale[:, None]).round().to(torch.int8)
-    call = partial(int8_product, rows, scale.bfloat16())
-    shares = judge(linear, lambda x: call(x).float().log_softmax(1), test)
-    made = [Contestant("product, int8 (torch)", dict.fromkeys(PRODUCTS, call), 0.25, *shares)]
+    made = [int8_product(linear, test)] if importlib.util.find_spec("torchao") else []
     mass = sum(linear(x).softmax(1).sum(0) for x in torch.split(fit[::4], 128))
     for part in (4, 16):
         kept = mass.argsort(descending=True)[: len(weight) // part]
@@ -174,6 +166,19 @@ def others(linear: nn.Linear, fit: Tensor, test: Tensor) -> list[Contestant]:
     if importlib.util.find_spec("faiss"):
         made += indices(linear, test)
     return made
+
+
+def int8_product(linear: nn.Linear, test: Tensor) -> Contestant:
+    quantization: Any = importlib.import_module("torchao.quantization")
+
+    half = nn.Linear(linear.in_features, linear.out_features, bias=False, dtype=torch.bfloat16)
+    half.weight = nn.Parameter(linear.weight.detach().bfloat16())
+    quantization.quantize_(half, quantization.Int8WeightOnlyConfig())
+    shares = judge(linear, lambda x: half(x.bfloat16()).float().log_softmax(1), test)
+    calls: dict[str, Callable[[Tensor], object]] = {
+        "product, bfloat16": torch.compile(half, dynamic=False)
+    }
+    return Contestant("product, int8 (torchao, compiled)", calls, 0.25, *shares)
 
 
 def indices(linear: nn.Linear, test: Tensor) -> list[Contestant]:
