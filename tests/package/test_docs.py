@@ -48,7 +48,7 @@ def test_every_promise_has_a_test(name: str) -> None:
         assert tests, f"no test in: {row}"
         for file, name in tests:
             text = (ROOT / file).read_text(encoding="utf-8")
-            assert re.search(rf"^def {name}\(", text, re.MULTILINE), f"{file} has no {name}"
+            assert re.search(rf"^ *def {name}\(", text, re.MULTILINE), f"{file} has no {name}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
