@@ -222,7 +222,7 @@ class TrainConfig:
         8.0, "learning rate of the head divided by that of the backbone", POSITIVE
     )
     weight_decay: float = in_optimization(
-        0.01,
+        0.03,
         "weight decay: decoupled with adamw, an L2 penalty with sgd; none for sparse parameters",
         at_least(0),
     )

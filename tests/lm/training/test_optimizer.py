@@ -90,7 +90,7 @@ def test_sparse_groups_have_an_optimizer_without_weight_decay() -> None:
     optimizers = build_optimizers(model, TrainConfig(learning_rate=0.5))
     assert [type(optimizer) for optimizer in optimizers] == [AdamW, AdamW]
     decays = [[g["weight_decay"] for g in optimizer.param_groups] for optimizer in optimizers]
-    assert decays == [[0.01, 0.01], [0.0]]
+    assert decays == [[TrainConfig.weight_decay] * 2, [0.0]]
     assert rates(model, TrainConfig(learning_rate=0.5))["head.weight"] == 2.0
     set_learning_rate(optimizers, 0.1)
     assert [group["lr"] for group in optimizers[0].param_groups] == [0.1, 0.2]
