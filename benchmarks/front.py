@@ -206,16 +206,14 @@ def quotes() -> list[str]:
         cells("classification.md", labels, head)[4]
         for head in ("linear", "trees", "clustered-trees")
     )
-    tied, all_classes = (
-        [f"{perplexity[name]:.1f}" for name in names]
-        for names in (
-            [f"{name}-tied-decay-0.1" for name in ("forest-sampled", "leaves-4x256", "softmax")],
-            ["forest-decay-0.1"],
-        )
+    forest, trees, softmax = (
+        f"{perplexity[f'{name}-tied-decay-0.1']:.1f}"
+        for name in ("forest-sampled", "leaves-4x256", "softmax")
     )
     return [
-        f"{all_classes[0]} if it trains on all classes. Tied to the input embedding, the test "
-        f"perplexities are {tied[0]}, {tied[1]} with four trees and {tied[2]} with a softmax",
+        f"{perplexity['forest-decay-0.1']:.1f} if it trains on all classes. Tied to the input "
+        f"embedding, the test perplexities are {forest}, {trees} with four trees and {softmax} "
+        "with a softmax",
         f"its perplexity after 1,600 steps is {after[0]}, that of a sampled softmax {after[1]}, "
         f"that of a softmax {after[2]}; a step of the model takes {steps[0]}, {steps[1]} and "
         f"{float(steps[2]):g} of the time",
