@@ -31,8 +31,9 @@ HSTREE_PREVIEW_INLINE I32 products(I32 sum, I32 rows, const int8_t* values) {
                               : _mm256_maddubs_epi16(_mm256_abs_epi8(from), _mm256_sign_epi8(with, from));
   return sum + bits_as<I32>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 #elif defined(HSTREE_DOTPROD)
-  const int8x16_t with = vreinterpretq_s8_s32(vdupq_n_s32(query));
-  return bits_as<I32>(vdotq_s32(bits_as<int32x4_t>(sum), bits_as<int8x16_t>(rows), with));
+  // In place of vdotq_s32, which Clang before 16 declares only if all of a file may use it.
+  __asm__("sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(rows), "w"(splat<int32_t>(query)));
+  return sum;
 #else
   for (int shift = 0; shift < 32; shift += 8) {
     const I32 one = small ? (rows >> shift) & 15 : (rows << (24 - shift)) >> 24;
