@@ -219,7 +219,7 @@ def quotes() -> list[str]:
         f"{float(steps[2]):g} of the time",
         f"have {times} times its perplexity",
         f"at V = {classes} the sampled softmax is ahead of one tree and a forest at equal time",
-        f"finds {100 * float(screened[2]):.1f}% of the best words in {screened[4]} of the "
+        f"finds {100 * float(screened[2]):.1f}% of the best words in {screened[4]} of the float32 "
         "product's time",
         f"take {slower[0]:.2f} to {slower[-1]:.2f} times as long",
         f"a linear layer has a precision of {linear}, four trees {four}, or {clustered} if built "
