@@ -4,67 +4,74 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
-
-import pytest
+from typing import Any
+from zipfile import ZipFile
 
 from benchmarks.large_text import (
+    PACKAGES,
+    documents,
     html_paragraphs,
     make_text,
-    manual_pages,
     part_of,
     pieces,
-    python_documents,
-    roff_paragraphs,
-    service_documents,
     words,
 )
 
-MANUAL = r"""
-.TH LS 1
-.SH NAME
-ls \- list directory contents
-.SH DESCRIPTION
-.PP
-List information about the \fBFILE\fRs,
-sorted by name.
-.nf
-"""
+
+def wheel(folder: Path, **files: bytes) -> Path:
+    path = folder / "package-1.0-py3-none-any.whl"
+    with ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
 
 
-def test_manual_pages(tmp_path: Path) -> None:
-    (tmp_path / "man1").mkdir()
-    (tmp_path / "man1" / "ls.1.gz").write_bytes(gzip.compress(MANUAL.encode()))
-    (tmp_path / "man1" / "dir.1").write_text(".so man1/ls.1\n")
-    (tmp_path / "man1" / "broken.1.gz").write_bytes(b"not gzip")
-    (document,) = manual_pages([tmp_path])
-    name, paragraphs = document
-    assert name == "manual ls.1.gz"
-    assert list(paragraphs) == [
-        "ls - list directory contents",
-        "List information about the FILEs, sorted by name.",
-    ]
-    assert list(roff_paragraphs(".PP\n")) == []
+def read(path: Path) -> dict[str, list[str]]:
+    return {name: [part for part in texts if part] for name, texts in documents(path)}
 
 
-def test_docstrings_of_packages(tmp_path: Path) -> None:
-    (tmp_path / "package").mkdir()
-    source = 'def f():\n    """Return the number of lines."""\n'
-    (tmp_path / "package" / "module.py").write_text(source)
-    documents = {name: list(texts) for name, texts in python_documents([tmp_path])}
-    assert documents == {"package/module.py": ["Return the number of lines."]}
+def test_docstrings_of_a_package(tmp_path: Path) -> None:
+    source = b'def f():\n    """Return the number of lines."""\n'
+    path = wheel(tmp_path, **{"package/module.py": source, "package/data.json": b"{}"})
+    assert read(path) == {"package/module.py": ["Return the number of lines."]}
 
 
 def test_descriptions_of_services(tmp_path: Path) -> None:
-    for version, text in (("2019", "old"), ("2020", "<p>Deletes a <b>table</b>.</p><li>One</li>")):
-        folder = tmp_path / "store" / version
-        folder.mkdir(parents=True)
-        content = json.dumps({"operations": [{"documentation": text}], "name": "x"})
-        (folder / "service-2.json.gz").write_bytes(gzip.compress(content.encode()))
-    ((name, paragraphs),) = service_documents([tmp_path])
-    assert name == "service store"
-    assert [part for part in paragraphs if part] == ["Deletes a table .", "One"]
+    def service(text: str) -> bytes:
+        content = {"operations": [{"documentation": text}], "name": "x"}
+        return gzip.compress(json.dumps(content).encode())
+
+    def api(**schema: Any) -> bytes:
+        return json.dumps({"schemas": {"Table": schema}}).encode()
+
+    folder = "googleapiclient/discovery_cache/documents"
+    property = {"description": {"type": "string", "description": "Of the table."}}
+    path = wheel(
+        tmp_path,
+        **{
+            "botocore/data/store/2019/service-2.json.gz": service("Old &lt; new<br/>One"),
+            "botocore/data/store/2020/service-2.json.gz": service("<p>Deletes <b>it</b>.</p>"),
+            "botocore/data/store/2020/paginators-1.json": b'{"documentation": "no service"}',
+            f"{folder}/base.v1.json": api(enumDescriptions=["Small.", "Large."]),
+            f"{folder}/base.v2.json": api(description="A table.", properties=property),
+            f"{folder}/index.json": b'{"items": []}',
+        },
+    )
+    assert read(path) == {
+        "service store": ["Old < new", "One", "Deletes it ."],
+        "service base": ["Small.", "Large.", "A table.", "Of the table."],
+        "service index": [],
+    }
     assert list(html_paragraphs(["a &lt; b<br/>c"])) == ["a < b", "c"]
+
+
+def test_every_package_is_pinned() -> None:
+    lines = [line for line in PACKAGES.read_text().splitlines() if not line.startswith("#")]
+    pinned = re.compile(r"[a-z-]+==[0-9.]+ --hash=sha256:[0-9a-f]{64}")
+    assert len(lines) > 10
+    assert all(pinned.fullmatch(line) for line in lines)
 
 
 def test_numbers_are_one_word() -> None:
@@ -78,7 +85,7 @@ def test_parts_of_the_text(tmp_path: Path) -> None:
     assert {part_of(name) for name in names} == {"train", "valid", "test"}
     documents = [(name, [f"The {name} has its own word w{name[9:]}."]) for name in names]
     documents.append(("again", ["The document 7 has its own word w7.", "too short"]))
-    size = make_text(documents, tmp_path / "text", types=100, tokens=500)
+    size = make_text(documents, tmp_path / "text")
     files = {part: tmp_path / "text" / f"{part}.txt" for part in ("train", "valid", "test")}
     lines = {part: file.read_text().splitlines() for part, file in files.items()}
     assert sum(map(len, lines.values())) == len(names)
@@ -97,7 +104,7 @@ def test_pieces_of_documents_are_mixed(tmp_path: Path) -> None:
     (first, second) = pieces(documents[0][1], seen := set())
     assert [len(first), len(second)] == [29, 11]  # of 35 words each
     assert not list(pieces(documents[0][1], seen))
-    make_text(documents, tmp_path / "text", types=10, tokens=1000)
+    make_text(documents, tmp_path / "text")
     lines = (tmp_path / "text" / "train.txt").read_text().splitlines()
     places = [(int(d[1:]), int(p[1:])) for d, p, *_ in map(str.split, lines)]
     begins = [index for index, (_, paragraph) in enumerate(places) if paragraph in (0, 29)]
@@ -107,9 +114,3 @@ def test_pieces_of_documents_are_mixed(tmp_path: Path) -> None:
         document, paragraph = places[begin]
         size = 29 if paragraph == 0 else 11
         assert places[begin:end] == [(document, paragraph + number) for number in range(size)]
-
-
-def test_too_little_text(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"expected at least 2,000,000 tokens .* manpages-dev"):
-        make_text([("document", ["One short paragraph of text."])], tmp_path / "text")
-    assert not (tmp_path / "text").exists()
