@@ -18,7 +18,10 @@ from hstree.lab.report import Report
 from hstree.lm.table import Table
 
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "classification.py"
-HEADS = ("linear", "adaptive", "trees", "clustered-tree", "clustered-trees")
+HEADS = (
+    *("linear", "adaptive", "sampled-512", "sampled-2048"),
+    *("trees", "clustered-tree", "clustered-trees"),
+)
 SECONDS, STEPS = 10.0, 300
 NOTES = (
     "[examples/classification.py](../../examples/classification.py): synthetic rows whose labels "
@@ -27,10 +30,11 @@ NOTES = (
     "`linear`: `nn.Linear` and the cross-entropy; `adaptive`: torch's adaptive softmax; `trees`: "
     "`TreeEnsemble.from_counts(..., sparse=True)`, four Huffman trees; `clustered-tree`, "
     "`clustered-trees`: `from_features`, one tree and four that split the labels by the mean "
-    "features of their rows.",
+    "features of their rows; `sampled-K`: `SampledSoftmax` with K negatives and the labels of the "
+    "batch.",
     "Learning rates were chosen among 0.004, 0.01 and 0.02, without trying every combination: "
-    "0.004 for trees, 0.01 for `adaptive`, and for `linear` 0.02 at 100,000 labels and 0.01 at "
-    "10,000.",
+    "0.004 for trees and `sampled`, 0.01 for `adaptive`, and for `linear` 0.02 at 100,000 labels "
+    "and 0.01 at 10,000.",
     "A step is forward, backward and optimizer, in milliseconds of CPU time. Precision at n: the "
     "number of correct labels among the first n, as a share of the largest possible number.",
 )

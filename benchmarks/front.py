@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import classification
 from benchmarks.decoding import DEFAULT_TREES, QUESTIONS, SOFTMAX
 from benchmarks.heads import FLAT
 from benchmarks.optimizers import TRAINING_SIZES
@@ -202,10 +203,11 @@ def quotes() -> list[str]:
         if name.startswith("decoding, ")
     )
     labels = "10,000 labels, one a row"
-    linear, four, clustered = (
-        cells("classification.md", labels, head)[4]
-        for head in ("linear", "trees", "clustered-trees")
-    )
+    equal = _column(labels, "precision@1")
+    duration = {head: float(ms) for head, ms in _column(labels, "ms a step").items()}
+    part = {6: "a sixth"}[round(duration["linear"] / duration["sampled-2048"])]
+    one, several = (_column(f"100,000 labels, {n} a row", "precision@1") for n in ("one", "five"))
+    sampled = max(several["sampled-512"], several["sampled-2048"])
     forest, trees, softmax = (
         f"{perplexity[f'{name}-tied-decay-0.1']:.1f}"
         for name in ("forest-sampled", "leaves-4x256", "softmax")
@@ -222,9 +224,19 @@ def quotes() -> list[str]:
         f"finds {100 * float(screened[2]):.1f}% of the best words in {screened[4]} of the float32 "
         "product's time",
         f"take {slower[0]:.2f} to {slower[-1]:.2f} times as long",
-        f"a linear layer has a precision of {linear}, four trees {four}, or {clustered} if built "
-        "from the features",
+        f"2,048 negatives have a precision of {equal['sampled-2048']} in {part} of "
+        f"the time of a linear layer ({equal['linear']}), four trees built from the features "
+        f"{equal['clustered-trees']}; on 100,000, in equal time, {one['sampled-2048']} and one "
+        f"tree {one['clustered-tree']}",
+        f"the tree has {several['clustered-tree']}, the best of the sampled softmaxes {sampled}",
     ]
+
+
+def _column(title: str, column: str) -> dict[str, str]:
+    """A column of a table of classification.md, by head."""
+    number = cells("classification.md", title, "head").index(column)
+    heads = classification.HEADS
+    return {head: cells("classification.md", title, head)[number] for head in heads}
 
 
 def which_head(speed: Record, perplexity: dict[str, float | None]) -> bytes:

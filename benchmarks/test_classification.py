@@ -32,4 +32,4 @@ def test_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.rows == tuple((head, "1,234", "5.6") for head in classification.HEADS)
     assert found.right == (False, True, True)
     assert said == "Of the peak, torch and the data take 300 MiB."
-    assert [call[-2:] == ["--lr", "0.02"] for call in calls] == [True, *[False] * 4]
+    assert [call[-2:] == ["--lr", "0.02"] for call in calls] == [True, *[False] * 6]

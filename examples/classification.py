@@ -1,4 +1,4 @@
-"""Classification with 100,000 labels: trees against a linear layer and torch's adaptive softmax.
+"""Classification with 100,000 labels: trees and a sampled softmax against a linear layer.
 
     python examples/classification.py                     # one label a row; about a minute
     python examples/classification.py --labels 5          # five labels a row
@@ -64,6 +64,13 @@ def clustered_trees(n_trees: int, counts: Tensor, features: Tensor, target: Tens
     )
 
 
+def sampled(negatives: int, counts: Tensor, features: Tensor, target: Tensor) -> nn.Module:
+    """A softmax that trains on drawn labels and those of the batch."""
+    return hstree.SampledSoftmax(
+        HIDDEN, len(counts), frequencies=counts, negatives=negatives, sparse=True
+    )
+
+
 HEADS: dict[str, Callable[[Tensor, Tensor, Tensor], nn.Module]] = {
     "linear": lambda counts, features, target: nn.Linear(HIDDEN, len(counts)),
     "adaptive": lambda counts, features, target: hstree.AdaptiveSoftmax(
@@ -74,6 +81,8 @@ HEADS: dict[str, Callable[[Tensor, Tensor, Tensor], nn.Module]] = {
     ),
     "clustered-tree": partial(clustered_trees, 1),
     "clustered-trees": partial(clustered_trees, 4),
+    "sampled-512": partial(sampled, 512),
+    "sampled-2048": partial(sampled, 2048),
 }
 """Built from the counts [V] of the labels in the training data, and that data."""
 
