@@ -15,7 +15,15 @@ import torch
 import torch.nn.functional as F
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "classification.py"
-HEADS = ["linear", "adaptive", "trees", "clustered-tree", "clustered-trees"]
+HEADS = [
+    "linear",
+    "adaptive",
+    "trees",
+    "clustered-tree",
+    "clustered-trees",
+    "sampled-512",
+    "sampled-2048",
+]
 SMALL: dict[str, Any] = {
     "classes": 1500,
     "batch_size": 64,
