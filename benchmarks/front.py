@@ -174,13 +174,15 @@ def quotes() -> list[str]:
     """Phrases of README.md, with the figures of the records."""
     speed, perplexity = records()
     negatives = "sampled softmax, 512 negatives and the batch's targets"
-    after, steps = (
-        [
-            cells("transformer-study.md", "After 1,600 steps", head)[column].split()[0]
-            for head in ("forest of 4 trees, C = 256, 512 negatives", negatives, "softmax")
-        ]
-        for column in (2, 4)
+    forest = "forest of 4 trees, C = 256, 512 negatives"
+    short, long = (
+        {
+            head: cells("transformer-study.md", f"After {steps} steps", head)[1].split()[0]
+            for head in (forest, "softmax")
+        }
+        for steps in ("1,600", "10,000")
     )
+    share = cells("transformer-study.md", "After 1,600 steps", forest)[3]
     large = (RESULTS / "large-vocabulary.md").read_text(encoding="utf-8")
     classes = re.findall(r"tokens, ([\d,]+) classes", large)[0]
     sampled, *others = (
@@ -207,18 +209,18 @@ def quotes() -> list[str]:
     duration = {head: float(ms) for head, ms in _column(labels, "ms a step").items()}
     part = {6: "a sixth"}[round(duration["linear"] / duration["sampled-2048"])]
     one, several = (_column(f"100,000 labels, {n} a row", "precision@1") for n in ("one", "five"))
-    sampled = max(several["sampled-512"], several["sampled-2048"])
-    forest, trees, softmax = (
+    best = max(several["sampled-512"], several["sampled-2048"])
+    tied = [
         f"{perplexity[f'{name}-tied-decay-0.1']:.1f}"
         for name in ("forest-sampled", "leaves-4x256", "softmax")
-    )
+    ]
     return [
         f"{perplexity['forest-decay-0.1']:.1f} if it trains on all classes. Tied to the input "
-        f"embedding, the test perplexities are {forest}, {trees} with four trees and {softmax} "
+        f"embedding, the test perplexities are {tied[0]}, {tied[1]} with four trees and {tied[2]} "
         "with a softmax",
-        f"its perplexity after 1,600 steps is {after[0]}, that of a sampled softmax {after[1]}, "
-        f"that of a softmax {after[2]}; a step of the model takes {steps[0]}, {steps[1]} and "
-        f"{float(steps[2]):g} of the time",
+        f"takes {share} of the time with a softmax, and perplexities after 1,600 steps are "
+        f"{short[forest]} with the forest and {short['softmax']} with the softmax, after 10,000 "
+        f"steps {long[forest]} and {long['softmax']}",
         f"have {times} times its perplexity",
         f"at V = {classes} the sampled softmax is ahead of one tree and a forest at equal time",
         f"finds {100 * float(screened[2]):.1f}% of the best words in {screened[4]} of the float32 "
@@ -228,7 +230,7 @@ def quotes() -> list[str]:
         f"the time of a linear layer ({equal['linear']}), four trees built from the features "
         f"{equal['clustered-trees']}; on 100,000, in equal time, {one['sampled-2048']} and one "
         f"tree {one['clustered-tree']}",
-        f"the tree has {several['clustered-tree']}, the best of the sampled softmaxes {sampled}",
+        f"the tree has {several['clustered-tree']}, the best of the sampled softmaxes {best}",
     ]
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.large_text --save FOLDER
 
-downloads the wheels that large_text.txt pins, 50 MB, and writes FOLDER/train.txt, valid.txt and
+downloads the wheels that large_text.txt pins, 80 MB, and writes FOLDER/train.txt, valid.txt and
 test.txt: the docstrings of all modules, and the descriptions of web services in the data of
 botocore and google-api-python-client. No code of the packages runs. Whole documents go to one part,
 by a hash of their names; within a part, pieces of about 1,000 words of all documents are mixed, so

@@ -56,7 +56,7 @@ TRIED_SECONDS, SECONDS, LONG_SECONDS, POINTS = 60, 240, 1000, 8
 """CPU seconds of a run that tries a rate, those of the others, and points of their curves."""
 LONGER = ("sampled-in-batch", "forest-4", "sampled", "trees-1-binary")
 """Contenders that also make one run of LONG_SECONDS."""
-VALID_TOKENS = 24_576
+VALID_TOKENS = 20_000
 MEMORY_STEPS = 3
 
 

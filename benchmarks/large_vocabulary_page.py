@@ -29,8 +29,9 @@ than others. Between two points of a curve, perplexity is interpolated.
 The gradients of the word embeddings are row-sparse: a dense update of them takes most of a step.
 The factor of the head's rate was chosen in runs of 60 CPU seconds; the final
 runs have 240, and longer ones 1,000. A softmax makes too few steps in 60: it has the default of 8.
-The text is the documentation on one machine, pieces of all documents mixed
-([large_text.py](../large_text.py)). *Memory* is the parameters of the head and what the first
+The text was the documentation on one machine, 16 million words. [large_text.py](../large_text.py)
+now makes one of 12 million that is the same everywhere; these runs were not repeated on it.
+*Memory* is the parameters of the head and what the first
 training steps add to the process: gradients, optimizer state and workspaces, those of the backbone
 included, which are the same for all. *Rows scored* are the vectors that a training step multiplies
 with a context, mean over the training text.

@@ -93,7 +93,7 @@ def test_heads_of_a_small_transformer_train(
     unigram = np.exp(corpus.statistics().unigram_loss(corpus.valid[:65]))
     given = argparse.Namespace(device="cpu")
     for contender in transformer_study.SHORT:
-        settings = dict(contender.settings) | {transformer_study.RATE: 0.01, "steps": 20}
+        settings = dict(contender.settings) | {"learning_rate": 0.01, "steps": 20}
         if "root" in settings:
             settings["root"] = 4
         figures = transformer_study.measure(PlannedRun(contender, settings, 1), corpus, given)
