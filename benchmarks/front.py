@@ -178,7 +178,7 @@ def quotes() -> list[str]:
     short, long = (
         {
             head: cells("transformer-study.md", f"After {steps} steps", head)[1].split()[0]
-            for head in (forest, "softmax")
+            for head in (forest, negatives, "softmax")
         }
         for steps in ("1,600", "10,000")
     )
@@ -221,6 +221,7 @@ def quotes() -> list[str]:
         f"takes {share} of the time with a softmax, and perplexities after 1,600 steps are "
         f"{short[forest]} with the forest and {short['softmax']} with the softmax, after 10,000 "
         f"steps {long[forest]} and {long['softmax']}",
+        f"and a sampled softmax ({long[negatives]})",
         f"have {times} times its perplexity",
         f"at V = {classes} the sampled softmax is ahead of one tree and a forest at equal time",
         f"finds {100 * float(screened[2]):.1f}% of the best words in {screened[4]} of the float32 "

@@ -226,7 +226,8 @@ to 13% higher for the softmax, the sampled one and the forests of one tree and o
 {LONG:,} steps no other rate was tried. ± is the standard deviation over seeds. *Valid* is the
 perplexity of the first {VALID_TOKENS:,} tokens. *Step* and *memory* are of a CPU: memory is what a
 first step adds to the process, gradients, optimizer state and workspaces, those of the backbone
-included. *Parameters* are those beside the embeddings.
+included. *Parameters* are those beside the embeddings. In the picture, triangles are the runs of
+{LONG:,} steps.
 """
 
 
