@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,15 @@ def test_heads_of_a_small_transformer_train(
     given = argparse.Namespace(device="cpu")
     for contender in transformer_study.SHORT:
         settings = dict(contender.settings) | {"learning_rate": 0.01, "steps": 20}
-        if "root" in settings:
-            settings["root"] = 4
         figures = transformer_study.measure(PlannedRun(contender, settings, 1), corpus, given)
         assert figures["valid"] < unigram, contender.name
+    tails = [c for c in transformer_study.CONTENDERS if "tail" in c.settings]
+    assert len(tails) == len(transformer_study.TAILS)
+    for contender in tails:
+        settings = dict(contender.settings) | {"steps": 10}
+        steps = islice(transformer_study.training(settings, corpus, 1), 11)
+        sampled = [model.head.samples_in_training for model in steps]  # before each step
+        assert sampled == 10 * [True] + [False]  # the last of the ten steps was of all classes
     assert transformer_study.rate_at(0, 100) < transformer_study.rate_at(4, 100) == 1.0
     assert transformer_study.rate_at(100, 100) == pytest.approx(transformer_study.LAST)
     window, target = next(transformer_study.batches(np.arange(1000), 0))

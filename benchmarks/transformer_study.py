@@ -53,46 +53,45 @@ WARM_UP, LAST = 0.05, 0.1
 RATE = 0.001
 """The best of 0.0005, 0.001 and 0.002 for a softmax, a sampled one and forests of one tree and of
 four, in runs of STEPS on another text: the others were 4 to 13% worse."""
-LONGER = ("softmax", "sampled-in-batch", "forest-4")
+LONGER = ("softmax", "sampled-in-batch", "forest-4", "forest-4-all")
 """Contenders that also make a run of LONG steps."""
+TAIL = 0.1
+TAILS = {"sampled-in-batch": "softmax", "forest-4": "forest-4-all"}
+"""Contenders that make another such run, whose last TAIL of the steps score all classes; and the
+contender that has these steps."""
 
 
-def _contender(name: str, title: str, *, seeds: int = 3, **head: Any) -> Contender:
+def _contender(name: str, title: str, *, seeds: int = 2, **head: Any) -> Contender:
     settings = {"head": name.split("-")[0], **head, "learning_rate": RATE, "steps": STEPS}
     return Contender(name, title, settings, seeds=seeds)
 
 
+def _long(contender: Contender, tail: bool = False) -> Contender:
+    name, title, settings = contender.name, contender.title, {"steps": LONG}
+    if tail:
+        name, title = f"{name}-tail", f"{title}, all classes in the last tenth"
+        settings |= {"tail": TAIL}
+    own = contender.settings | settings
+    return replace(contender, name=f"{name}-long", title=title, settings=own, seeds=1, group=1)
+
+
 def _all() -> Iterator[Contender]:
     yield _contender("softmax", "softmax")
-    title = "sampled softmax, 1,024 negatives"
-    yield _contender("sampled", title, negatives=1024, in_batch=False, seeds=1)
     title = "sampled softmax, 512 negatives and the batch's targets"
     yield _contender("sampled-in-batch", title, negatives=512)
-    for trees in (4, 1, 8):
+    for trees in (4, 1):
         title = f"forest of {trees} trees" if trees > 1 else "forest of one tree"
         title += ", C = 256, 512 negatives"
-        seeds = 1 if trees == 8 else 3
-        yield _contender(f"forest-{trees}", title, n_trees=trees, negatives=512, seeds=seeds)
-    title = "forest of 4 trees, C = 64, 512 negatives"
-    yield _contender("forest-4-narrow", title, n_trees=4, clusters=64, negatives=512)
-    title = "4 trees, C = 256, shared leaves"
-    yield _contender("trees-4", title, n_trees=4, root=256, leaf=None, seeds=1)
+        yield _contender(f"forest-{trees}", title, n_trees=trees, negatives=512)
+    title = "forest of 4 trees, C = 256, all classes"
+    yield _contender("forest-4-all", title, n_trees=4, negatives=None)
 
 
 SHORT: Sequence[Contender] = tuple(_all())
 CONTENDERS = (
     *SHORT,
-    *(
-        replace(
-            contender,
-            name=f"{contender.name}-long",
-            settings=contender.settings | {"steps": LONG},
-            seeds=1,
-            group=1,
-        )
-        for contender in SHORT
-        if contender.name in LONGER
-    ),
+    *(_long(contender) for contender in SHORT if contender.name in LONGER),
+    *(_long(contender, tail=True) for contender in SHORT if contender.name in TAILS),
 )
 
 
@@ -118,7 +117,8 @@ class Transformer(nn.Module):
             use_cache=False,
         )
         self.backbone = LlamaModel(config)
-        own = {k: v for k, v in settings.items() if k not in ("head", "learning_rate", "steps")}
+        of_training = ("head", "learning_rate", "steps", "tail")
+        own = {k: v for k, v in settings.items() if k not in of_training}
         self.head = make_head(settings["head"], self.backbone.embed_tokens, corpus, own)
 
     def forward(self, window: Tensor, target: Tensor) -> hstree.HeadOutput:
@@ -134,9 +134,7 @@ def make_head(name: str, embedding: nn.Embedding, corpus: Corpus, options: Any) 
         return hstree.Softmax(*size, **counts, **options)
     if name == "sampled":
         return hstree.SampledSoftmax(*size, **counts, **options)
-    of = {"forest": hstree.ForestSoftmax, "trees": hstree.TreeEnsemble}[name]
-    shape = {key: value for key, value in options.items() if value is not None}
-    return of.from_tokens(*size, statistics.tokens, **counts, **shape)
+    return hstree.ForestSoftmax.from_tokens(*size, statistics.tokens, **counts, **options)
 
 
 def batches(tokens: npt.NDArray[Any], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -168,8 +166,11 @@ def training(
     model = Transformer(settings, corpus).to(device)
     optimizer = hstree.optim.AdamW(model.parameters(), lr=settings["learning_rate"])
     steps, stream = settings["steps"], batches(corpus.train, seed)
+    tail = round((1 - settings["tail"]) * steps) if "tail" in settings else None
     for step in count():
         yield model
+        if step == tail:
+            model.head.samples_in_training = False
         for group in optimizer.param_groups:
             group["lr"] = settings["learning_rate"] * rate_at(min(step, steps), steps)
         optimizer.zero_grad()
@@ -227,7 +228,8 @@ to 13% higher for the softmax, the sampled one and the forests of one tree and o
 perplexity of the first {VALID_TOKENS:,} tokens. *Step* and *memory* are of a CPU: memory is what a
 first step adds to the process, gradients, optimizer state and workspaces, those of the backbone
 included. *Parameters* are those beside the embeddings. In the picture, triangles are the runs of
-{LONG:,} steps.
+{LONG:,} steps, those upside down with all classes in the last tenth of them, of which *step* is
+then the mean.
 """
 
 
@@ -240,7 +242,7 @@ def report(contenders: Sequence[Contender], records: Records) -> Report:
     times = step_times.load(records.path)
     shares = {} if times is None else times["shares"]
     tables = [_table(found, shares, long) for long in (False, True)]
-    timed = [r for r in found if _timed_as(r) in shares and r.mean("valid") is not None]
+    timed = [r for r in found if _share(r, shares) and r.mean("valid") is not None]
     return Report(
         title,
         [table for table in tables if table.rows],
@@ -252,22 +254,31 @@ def report(contenders: Sequence[Contender], records: Records) -> Report:
     )
 
 
-def _timed_as(result: Result) -> str:
-    """The name under which the steps of a contender are timed."""
-    return result.contender.name.removesuffix("-long")
+def _of_head(result: Result) -> str:
+    """The name of a head, under which its steps are timed."""
+    return result.contender.name.removesuffix("-long").removesuffix("-tail")
 
 
-def _long(result: Result) -> bool:
+def _share(result: Result, shares: Mapping[str, float]) -> float | None:
+    """The mean time of a step over that with a softmax."""
+    name, tail = _of_head(result), result.settings.get("tail", 0.0)
+    last = TAILS[name] if tail else name
+    if not {name, last} <= shares.keys():
+        return None
+    return (1 - tail) * shares[name] + tail * shares[last]
+
+
+def _is_long(result: Result) -> bool:
     return int(result.settings["steps"]) == LONG
 
 
 def _table(found: Sequence[Result], shares: Mapping[str, float], long: bool) -> Table:
-    shown = [result for result in found if _long(result) == long]
+    shown = [result for result in found if _is_long(result) == long]
     columns: list[Column] = [
         ("head", lambda r: r.title),
         ("valid", lambda r: r.spread("valid"), str),
         ("seeds", lambda r: len(r.runs), str),
-        ("step / softmax", lambda r: shares.get(_timed_as(r)), decimals(2)),
+        ("step / softmax", lambda r: _share(r, shares), decimals(2)),
         ("parameters", lambda r: r.mean("head_parameters"), "{:,.0f}".format),
         ("memory, MiB", _mebibytes, decimals(0)),
     ]
@@ -284,11 +295,13 @@ def _picture(found: Sequence[Result], shares: Mapping[str, float]) -> Any:
     """Validation perplexity against the time of a run."""
     figure = new_figure(6, 4)
     axes = figure.subplots()
-    heads = list(dict.fromkeys(map(_timed_as, found)))
+    heads = list(dict.fromkeys(map(_of_head, found)))
     for result in found:
-        name = _timed_as(result)
-        time, short = shares[name] * result.settings["steps"], not _long(result)
-        style = line_style(heads.index(name)) | {"linestyle": "", "marker": "o" if short else "^"}
+        time, short = _share(result, shares), not _is_long(result)
+        assert time is not None
+        time *= result.settings["steps"]
+        marker = "o" if short else "v" if "tail" in result.settings else "^"
+        style = line_style(heads.index(_of_head(result))) | {"linestyle": "", "marker": marker}
         label = result.title if short else None
         axes.plot([time], [result.mean("valid")], label=label, **style)
     axes.set(xlim=(0, None), xlabel="time of the run, in steps with a softmax")

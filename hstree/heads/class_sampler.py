@@ -54,7 +54,7 @@ class ClassSampler(Tables, FlatHead):
     ) -> None:
         super().__init__(in_features, n_classes, **options)
         self.negatives = None if negatives is None else check_int("negatives", negatives)
-        self.samples_in_training = negatives is not None
+        self._samples = negatives is not None
         self.in_batch = check_bool("in_batch", in_batch)
         self.distribution = check_choice("distribution", distribution, DISTRIBUTIONS)
         self.alpha = check_nonnegative("alpha", alpha)
@@ -77,6 +77,18 @@ class ClassSampler(Tables, FlatHead):
                     "None; in_batch=False takes no targets of other rows as negatives"
                 )
             self.register_table("share", _share(self.frequencies))
+
+    @property
+    def samples_in_training(self) -> bool:
+        """Whether training steps sample. May be set: False takes all classes from the next step
+        on, with a gradient of W that is dense."""
+        return self._samples
+
+    @samples_in_training.setter
+    def samples_in_training(self, samples: bool) -> None:
+        if check_bool("samples_in_training", samples) and self.negatives is None:
+            raise ValueError("samples_in_training: expected False without negatives, got True")
+        self._samples = samples
 
     def _mass(self) -> npt.NDArray[np.float64]:
         """Positive numbers [V], proportional to q."""

@@ -46,6 +46,9 @@ class SampledSoftmax(ClassSampler):
     average. ``log_prob``, ``topk``, ``predict``, ``sample`` and ``entropy`` are exact in both
     modes.
 
+    ``head.samples_in_training = False`` takes all classes in the steps from then on. At the end of
+    a long training that is worth its time: the estimate costs more the better the model is.
+
     A training step takes O(N U D) time for the U <= K + N different classes, in three products;
     gradients of W and b that are dense take O(V D) more. Draws come from torch's global random
     state on the device of the head. Every process of a data-parallel training has its own, and its

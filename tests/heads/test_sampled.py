@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from heads.support import FREQUENCIES, D, V, allocations, draw, draw_targets, randomise
-from hstree.heads import SampledSoftmax, Softmax, load_head
+from hstree.heads import ForestSoftmax, SampledSoftmax, Softmax, load_head
 from hstree.optim import AdamW
 
 K, STEPS, BATCHES = 9, 1000, 300
@@ -256,6 +257,34 @@ def test_row_sparse_gradients(tied: bool) -> None:
     assert set(changed.nonzero()[:, 0].tolist()) == visited
 
 
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_all_classes_from_a_step_on(sparse: bool) -> None:
+    """samples_in_training = False: the loss and the gradients of a softmax, then again a sample."""
+    head, hidden, target = build(sparse=sparse), draw(3, D), draw_targets(3)
+    optimizer = AdamW(head.parameters(), 0.1)
+    for samples in (True, False, True):
+        head.samples_in_training = samples
+        own = gradients(head, hidden.requires_grad_(), target)
+        weight, bias = (p.detach().clone().requires_grad_() for p in (head.weight, head.bias))
+        loss = F.cross_entropy(F.linear(hidden, weight, bias), target)
+        exact = torch.cat([g.flatten() for g in torch.autograd.grad(loss, [hidden, weight, bias])])
+        assert torch.allclose(own, exact, rtol=1e-4, atol=1e-5) != samples
+        before = head.weight.detach().clone()
+        head(hidden, target).loss.backward()
+        assert head.weight.grad.is_sparse == (sparse and samples)
+        optimizer.step()
+        optimizer.zero_grad()
+        changed = (head.weight != before).any(1)
+        assert bool(changed.all()) != (sparse and samples)
+
+
+def test_a_head_without_negatives_cannot_sample() -> None:
+    head = ForestSoftmax(D, V, n_trees=2, clusters=4)
+    assert not head.samples_in_training
+    with pytest.raises(ValueError, match="samples_in_training: expected False without negatives"):
+        head.samples_in_training = True
+
+
 def test_an_ignored_row_adds_nothing() -> None:
     """Also not where it holds infinities: no row of the weights, no negative, no part of N."""
     hidden, target = draw(3, D), torch.tensor([20, 30, 31])
@@ -325,6 +354,11 @@ def test_compile() -> None:
             loss = some(hidden, target).loss
             results.append([loss, *torch.autograd.grad(loss, [hidden, *head.parameters()])])
         torch.testing.assert_close(*results)
+    head.samples_in_training = False
+    with torch.no_grad():
+        exact = head.log_prob(hidden).gather(1, target.clamp(min=0)[:, None])[:, 0]
+    found = compiled(hidden, target).output
+    torch.testing.assert_close(found, exact.masked_fill(target == -100, 0))
     compiled = torch.compile(build(sparse=True), fullgraph=True, backend="aot_eager")
     with pytest.raises(torch._dynamo.exc.Unsupported, match="pass sparse=False"):
         compiled(draw(3, D), draw_targets(3))
