@@ -185,6 +185,14 @@ class TrainConfig:
         heads=FOREST,
         inherited=False,
     )
+    all_classes: float = in_head(
+        0.0,
+        "sampled, forest with negatives: share of the steps, the last ones, that score all classes",
+        at_least(0),
+        at_most(1),
+        metavar="SHARE",
+        heads=("sampled", "forest"),
+    )
     head_option: tuple[str, ...] = in_head(
         (),
         "any other option of the head, with its value as JSON or plain text; can be repeated",
@@ -363,7 +371,7 @@ class TrainConfig:
         """
         options: dict[str, Any] = {"learning_rate_factor": self.head_learning_rate_factor}
         read = [name for name, heads in READ_BY.items() if self.head in heads]
-        options |= {name: getattr(self, name) for name in read if name != "relearn_trees"}
+        options |= {name: getattr(self, name) for name in read if name not in READ_BY_TRAINER}
         flags = {"tied": "tied", "learning_rate_factor": "head_learning_rate_factor"}
         flags |= {name: name for name in read}
         more = parse_options(self.head_option)
@@ -435,6 +443,9 @@ READ_BY = {
 }
 """The heads that read a setting of the output layer, where not all heads do."""
 
+READ_BY_TRAINER = frozenset({"relearn_trees", "all_classes"})
+"""Those of them that are no option of the head."""
+
 HEAD_SETTINGS = frozenset(names_where(TrainConfig, group="head")) - {"tied"}
 """The settings in which a model with another head may differ."""
 
@@ -445,7 +456,7 @@ def unread(head: str) -> set[str]:
 
 def check_read(config: TrainConfig, names: Iterable[str]) -> None:
     for name in names:
-        empty = name == "relearn_trees" and not config.relearn_trees
+        empty = name in READ_BY_TRAINER and not getattr(config, name)
         if name in unread(config.head) and not empty:
             raise ConfigError(
                 f"--{flag_name(name)}: expected the head "

@@ -449,7 +449,7 @@ class Session:
             tokens_per_second=position.tokens_per_second,
             seconds=position.relearn_seconds + position.seconds + time.perf_counter() - begin_time,
             averaged=trainer.averaging,
-            sampled=trainer.model.head.samples_in_training,
+            sampled=trainer.sampled,
             relearn_seconds=position.relearn_seconds,
         )
         self.records.append(record)

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hstree.heads.class_sampler import ClassSampler
 from hstree.lm.data import Corpus, Streams
 from hstree.lm.models import BackboneOutput, LanguageModel, State, activation_penalty, detach
-from hstree.lm.runs import TrainConfig
+from hstree.lm.runs import ConfigError, TrainConfig
 from hstree.optim import clip_grad_norm_
 
 from .distributed import Processes
@@ -119,7 +120,7 @@ class Trainer:
         model: the model, on the training device.
         corpus: class ids of the model.
         config: batch size, windows, optimizer, learning rates, schedule, clipping, penalties,
-            averaging, epochs, re-learning of trees.
+            averaging, epochs, re-learning of trees, the share of steps with all classes.
         processes: the processes that share the batch; each calls the same methods.
 
     Attributes:
@@ -129,7 +130,7 @@ class Trainer:
 
     Raises:
         ValueError: the training text is too small for the batch, averaged SGD does not support the
-            head, or the trees of the head cannot be re-learned.
+            head, its trees cannot be re-learned, or it samples no classes to begin with.
     """
 
     def __init__(
@@ -145,6 +146,13 @@ class Trainer:
         self.processes = processes or Processes(0, 1, self.device)
         if config.relearn_trees:
             check_relearnable(model.head)
+        head = model.head
+        self._samples = isinstance(head, ClassSampler) and head.negatives is not None
+        if config.all_classes and not self._samples:
+            raise ConfigError(
+                f"--all-classes: expected a head that samples classes, got {config.head!r} without "
+                "negatives; --head-option negatives=512 gives it some"
+            )
         self.streams = Streams(
             corpus.train,
             config.batch_size * self.processes.size,
@@ -244,6 +252,8 @@ class Trainer:
         windows_before = (position.epoch - 1) * self.windows + position.time_step / config.bptt
         rate = scheduled_learning_rate(config, windows_before, config.epochs * self.windows)
         set_learning_rate(self.optimizers, rate * (length / config.bptt))
+        if self._samples:
+            self.model.head.samples_in_training = self._samples_after(windows_before)
         tokens, target = self.streams.window(position.time_step, length)
         counted = target != self.model.head.ignore_index
         n_targets = int(counted.sum())
@@ -280,6 +290,16 @@ class Trainer:
         position.seconds += time.perf_counter() - begin
         position.learning_rate = rate
         return Step(position.epoch, loss, n_targets)
+
+    def _samples_after(self, windows: float) -> bool:
+        """Whether the step after these windows samples classes."""
+        config = self.config
+        return self._samples and windows < (1 - config.all_classes) * config.epochs * self.windows
+
+    @property
+    def sampled(self) -> bool:
+        """Whether steps of the current epoch sampled classes."""
+        return self._samples_after((self.position.epoch - 1) * self.windows)
 
     def _no_exchange(self) -> Any:
         if isinstance(self.objective, DistributedDataParallel):

@@ -48,12 +48,12 @@ def test_infinite_perplexity_and_whole_numbers(tmp_path: Path) -> None:
 
 
 def test_settings_that_make_the_model(tmp_path: Path) -> None:
-    """All but those of the machine, and of trees where the head is another one."""
+    """All but those of the machine, and of other heads."""
     run = read_run(write_run(tmp_path / "trees", head="trees"))
-    assert set(run.settings) - set(run.compared_settings()) == set(UNGROUPED)
+    assert set(run.settings) - set(run.compared_settings()) == {*UNGROUPED, "all_classes"}
     shape = {"n_trees", "root", "leaf", "levels"}
     of_trees = shape | {"gate", "recipe", "subset_size", "relearn_trees"}
-    for head, more in (("sampled", set()), ("softmax", {"sparse"})):
+    for head, more in (("sampled", set()), ("softmax", {"sparse", "all_classes"})):
         other = read_run(write_run(tmp_path / head, head=head))
         left_out = set(other.settings) - set(other.compared_settings())
         assert left_out == {*UNGROUPED, *of_trees, *more}

@@ -63,7 +63,12 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "trees": {"head": "trees", "subset_size": 8},
     "sparse-trees": {"head": "trees", "sparse": True},
     "sparse-trees-sgd": {**SGD, "head": "trees", "sparse": True, "variable_bptt": True},
-    "sampled": {"head": "sampled", "sparse": True, "head_option": ("negatives=8",)},
+    "sampled": {
+        "head": "sampled",
+        "sparse": True,
+        "head_option": ("negatives=8",),
+        "all_classes": 0.4,
+    },
     "sparse-embedding": {"sparse_embedding": True},
     "relearned": {**RELEARNED, "relearn_trees": (2, 3), "epochs": 3},
     "relearned-et": {**SGD, **RELEARNED, "averaging": "et", "averaging_epoch": 1},

@@ -110,6 +110,39 @@ def test_training_figures_of_sampled_classes_are_marked(
     assert not any("sampled" in message for message in recorder.messages)
 
 
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_all_classes_in_the_last_steps(data: Path, sparse: bool) -> None:
+    """From three quarters of the steps on; the figures of an epoch say whether any was sampled."""
+    changes = {"head": "sampled", "head_option": ("negatives=8",), "sparse": sparse}
+    config = small_config(data, Path(), **changes, all_classes=0.25, epochs=3)
+    corpus = load_corpus(data)
+    trainer = Trainer(
+        build_model(config, len(corpus.vocabulary), corpus.statistics()), corpus, config
+    )
+    head, sampled, epochs = trainer.model.head, [], []
+    for _ in range(config.epochs):
+        trainer.begin_epoch()
+        epochs.append(trainer.sampled)
+        for _ in trainer.steps():
+            sampled.append(head.samples_in_training)
+        trainer.note_validation(1.0)
+    first = math.ceil(0.75 * len(sampled))
+    assert sampled == [True] * first + [False] * (len(sampled) - first)
+    assert epochs == [True, True, True]
+    assert 0 < first < len(sampled)
+    whole = replace(config, all_classes=1.0)
+    trainer = Trainer(trainer.model, corpus, whole)
+    next(trainer.steps())
+    assert not trainer.sampled
+
+
+def test_all_classes_needs_a_head_that_samples(data: Path, tmp_path: Path) -> None:
+    config = small_config(data, tmp_path / "run", head="forest", all_classes=0.1)
+    with pytest.raises(ConfigError, match="--all-classes: expected a head that samples classes"):
+        train(config)
+    assert not (tmp_path / "run").exists()
+
+
 def test_run_folder_is_complete(data: Path, tmp_path: Path) -> None:
     config = small_config(data, tmp_path / "deep" / "run")
     result = train(config)
