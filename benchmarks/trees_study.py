@@ -179,6 +179,9 @@ def _all() -> Iterator[Contender]:
     for decay in (0.05, 0.1, 0.3):
         seeds = 3 if decay == 0.1 else 1
         yield _more("forest-sampled", title, 4.0, decay, seeds=seeds, **forest, **sampled)
+    tail = {"all_classes": 0.1}
+    title = f"{title}, all classes in the last tenth"
+    yield _more("forest-sampled-tail", title, 4.0, 0.1, seeds=2, **forest, **sampled, **tail)
     for n_trees, clusters in ((1, 256), (2, 256), (8, 256), (4, 64), (4, 1024)):
         trees = "one tree" if n_trees == 1 else f"{n_trees} trees"
         title = f"forest of {trees}, C = {clusters:,}, 512 negatives"
@@ -194,6 +197,8 @@ def _all() -> Iterator[Contender]:
         yield _more(f"mos-{components}", title, 8.0, 0.1, head="mos", head_option=option)
     draws = "sampled softmax, 512 negatives and the batch's targets"
     yield _more("sampled-in-batch-512", draws, 4.0, 0.1, head="sampled", **sampled)
+    title = f"{draws}, all classes in the last tenth"
+    yield _more("sampled-tail", title, 4.0, 0.1, head="sampled", **sampled, **tail)
     yield _more("softmax", "softmax", 8.0, 0.1, head="softmax")
     yield _more("leaves-4x256", "4 trees, C = 256, shared leaves", 8.0, 0.1, **leaves(4, 256))
     yield _other("tree", "one tree, C = 256, binary below", seeds=1, **_free(1, 256, leaf=1))
