@@ -60,6 +60,12 @@ CASES: dict[str, dict[str, Any]] = {
     "relearned-averaged": {**SGD, **RELEARNED, "averaging": "et", "averaging_epoch": 1},
     "sparse-relearned": {**RELEARNED, "sparse": True},
     "mos": {**SGD, "head": "mos", "head_option": ("components=3",)},
+    "all-classes": {
+        "head": "sampled",
+        "head_option": ("negatives=8",),
+        "sparse": True,
+        "all_classes": 1.0,
+    },
     "adaptive": {"head": "adaptive", "head_option": ("cutoffs=[4,8]",)},
     "accumulated": {**SGD, "accumulate": 2},
     "one-stream-each": {**SGD, "batch_size": 1, "bptt": 64},
