@@ -150,8 +150,8 @@ class Trainer:
         self._samples = isinstance(head, ClassSampler) and head.negatives is not None
         if config.all_classes and not self._samples:
             raise ConfigError(
-                f"--all-classes: expected a head that samples classes, got {config.head!r} without "
-                "negatives; --head-option negatives=512 gives it some"
+                "--all-classes: expected the head 'sampled', or 'forest' with --head-option "
+                f"negatives=N, got {config.head!r} without negatives"
             )
         self.streams = Streams(
             corpus.train,
