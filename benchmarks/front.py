@@ -186,10 +186,10 @@ def quotes() -> list[str]:
     large = (RESULTS / "large-vocabulary.md").read_text(encoding="utf-8")
     classes = re.findall(r"tokens, ([\d,]+) classes", large)[0]
     sampled, *others = (
-        cells("large-vocabulary.md", "by training time", head)[1:5]
+        cells("large-vocabulary.md", "by training time", head)[1:7]
         for head in (
             negatives,
-            "forest of 4 trees, C = 512, 512 negatives",
+            "forest of 4 trees, C = 512, 128 negatives",
             "one tree, C = 512, binary below",
         )
     )

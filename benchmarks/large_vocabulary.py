@@ -7,10 +7,10 @@
 The second command makes the runs that are missing in benchmarks/results/large-vocabulary.json.
 Every run has one thread; validation is not counted in its CPU time, which is the same for all
 heads. The learning rate of the head is chosen in shorter runs; the softmax makes too few steps in
-them, and has the trainer's default. Some heads also make one run of four times the length. The
-learning rate does not fall during a run, so that every point of a curve is what training until then
-gives. The third command times steps of all heads in turns, and writes the page: other load slows
-down the runs by unequal shares, so that the page computes times from steps.
+them, and has the trainer's default. The rate does not fall during a run, so that every point of a
+curve is what training until then gives. The third command times steps of all heads in turns, and
+writes the page: other load slows down the runs by unequal shares, so that the page computes times
+from steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks import step_times
-from benchmarks.large_vocabulary_page import report
+from benchmarks.large_vocabulary_page import VALID_TOKENS, report
 from benchmarks.memory import peak_extra_bytes
 from benchmarks.study_figures import rows_scored
 from hstree.lab.study.plan import Contender, PlannedRun
@@ -52,11 +51,9 @@ TRAINING: dict[str, Any] = {
 }
 ELSEWHERE = {"device": "cpu", "threads": 1}
 FACTOR = "head_learning_rate_factor"
-TRIED_SECONDS, SECONDS, LONG_SECONDS, POINTS = 60, 240, 1000, 8
-"""CPU seconds of a run that tries a rate, those of the others, and points of their curves."""
-LONGER = ("sampled-in-batch", "forest-4", "sampled", "trees-1-binary")
-"""Contenders that also make one run of LONG_SECONDS."""
-VALID_TOKENS = 20_000
+TRIED_SECONDS, SECONDS, POINTS = 60, 500, 8
+"""CPU seconds of a run that tries a rate, those of the others, and points of their curves, each
+after twice the time of the one before."""
 MEMORY_STEPS = 3
 
 
@@ -67,30 +64,21 @@ def _contender(name: str, title: str, *, factors: tuple[float, ...] = (), **own:
     return Contender(name, title, common | own, sweeps, final=final, seeds=1)
 
 
-def _long(contender: Contender) -> Contender:
-    return replace(
-        contender,
-        name=f"{contender.name}-long",
-        sweeps={},
-        like=contender.name,
-        final={"seconds": LONG_SECONDS},
-        seeds=1,
-        group=1,
-    )
-
-
 def _all() -> Iterator[Contender]:
     tried = (4.0, 8.0)
-    sampled = {"head": "sampled", "sparse": True, "head_option": ("negatives=512",)}
-    title = "sampled softmax, 512 negatives and the batch's targets"
+    sampled = {"head": "sampled", "sparse": True, "head_option": ("negatives=128",)}
+    title = "sampled softmax, 128 negatives and the batch's targets"
     yield _contender("sampled-in-batch", title, factors=tried, **sampled)
+    more = sampled | {"head_option": ("negatives=512",)}
+    title = "sampled softmax, 512 negatives and the batch's targets"
+    yield _contender("sampled-in-batch-512", title, factors=tried, **more)
     forest = sampled | {"head": "forest", "n_trees": 4, "gate": "context"}
-    title = "forest of 4 trees, C = 512, 512 negatives"
+    title = "forest of 4 trees, C = 512, 128 negatives"
     yield _contender("forest-4", title, factors=tried, **forest)
     old = sampled | {"head_option": ("negatives=1024", "in_batch=false")}
     yield _contender("sampled", "sampled softmax, 1,024 negatives", factors=tried, **old)
     own = {"head": "trees", "root": 512, "leaf": 1, "sparse": True}
-    for n_trees, gate in ((4, "context"), (1, "uniform")):
+    for n_trees, gate in ((1, "uniform"), (4, "context")):
         title = "one tree" if n_trees == 1 else f"{n_trees} trees"
         own |= {"n_trees": n_trees, "gate": gate}
         title += ", C = 512, binary below"
@@ -101,8 +89,7 @@ def _all() -> Iterator[Contender]:
     yield _contender("sampled-in-batch-dense", "the first, dense word embeddings", **dense)
 
 
-HEADS: Sequence[Contender] = tuple(_all())
-CONTENDERS = (*HEADS, *(_long(contender) for contender in HEADS if contender.name in LONGER))
+CONTENDERS: Sequence[Contender] = tuple(_all())
 
 
 def _config(settings: Mapping[str, Any], seed: int = 1) -> TrainConfig:
@@ -139,20 +126,21 @@ def measure(run: PlannedRun, corpus: Corpus, given: object = None) -> dict[str, 
         "points": [],
     }
     trainer, valid = Trainer(model, corpus, config), corpus.valid[:VALID_TOKENS]
-    every = seconds / (POINTS if seconds >= SECONDS else 1)
-    tokens, spent, due = 0, 0.0, every
+    due = [seconds / 2**n for n in range(POINTS if seconds >= SECONDS else 1)]
+    tokens, spent = 0, 0.0
     begin = time.process_time()
     try:
         for step in step_times.endless_steps(trainer):
             tokens += step.tokens
             spent += time.process_time() - begin
-            if spent >= min(due, seconds):
+            if spent >= due[-1]:
                 perplexity = math.exp(evaluate(model, valid))
                 point = {"seconds": round(spent, 1), "tokens": tokens, "valid": perplexity}
                 figures["points"].append(point)
                 print(run.name, point, flush=True)
-                due = spent + every
-            if spent >= seconds:
+                while due and spent >= due[-1]:
+                    due.pop()
+            if not due:
                 break
             begin = time.process_time()
     except TrainingError as error:
@@ -162,7 +150,7 @@ def measure(run: PlannedRun, corpus: Corpus, given: object = None) -> dict[str, 
 
 
 def _time_steps(corpus: Corpus, records: Records) -> None:
-    configs = {contender.name: _config(contender.settings) for contender in HEADS}
+    configs = {contender.name: _config(contender.settings) for contender in CONTENDERS}
     step_times.save(step_times.measure(configs, corpus), records.path)
 
 

@@ -17,24 +17,22 @@ from hstree.lab.study.results import Result, results, sweep_table
 from hstree.lm._pictures import line_style, new_figure
 from hstree.lm.table import Column, Table, decimals, table
 
-STEPS, LONG_STEPS = (1000, 2000, 4000, 6000), (8000, 16000, 32000)
-"""Times that have a column in the tables, in steps of the first contender."""
-INTRODUCTION = """\
-Validation perplexity (first 20,000 tokens) by training time on one core, one LSTM layer of 200
-features, a constant learning rate, one seed. *Time* is the number of steps times the time of a
-step, in units of a step with the first head. *Step* is that of the whole model, timed for all heads
-in turns in one process: the runs shared the machine with other load, which slows down some more
-than others. Between two points of a curve, perplexity is interpolated.
+VALID_TOKENS = 24_576
+STEPS = (1000, 2000, 4000, 8000, 16000, 30000)
+"""Times that have a column in the table, in steps of the first contender."""
+INTRODUCTION = f"""\
+Validation perplexity (first {VALID_TOKENS:,} tokens) by training time on one core, one LSTM layer
+of 200 features, a constant learning rate, one seed. *Time* is the number of steps times the time of
+a step, in units of a step with the first head. *Step* is that of the whole model, timed for all
+heads in turns in one process: the runs shared the machine with other load, which slows down some
+more than others. Between two points of a curve, perplexity is interpolated.
 
 The gradients of the word embeddings are row-sparse: a dense update of them takes most of a step.
-The factor of the head's rate was chosen in runs of 60 CPU seconds; the final
-runs have 240, and longer ones 1,000. A softmax makes too few steps in 60: it has the default of 8.
-The text was the documentation on one machine, 16 million words. [large_text.py](../large_text.py)
-now makes one of 12 million that is the same everywhere; these runs were not repeated on it.
-*Memory* is the parameters of the head and what the first
-training steps add to the process: gradients, optimizer state and workspaces, those of the backbone
-included, which are the same for all. *Rows scored* are the vectors that a training step multiplies
-with a context, mean over the training text.
+The factor of the head's rate was chosen in runs of 60 CPU seconds; the final runs have 500. A
+softmax makes too few steps in 60: it has the default of 8. *Memory* is the parameters of the head
+and what the first training steps add to the process: gradients, optimizer state and workspaces,
+those of the backbone included, which are the same for all. *Rows scored* are the vectors that a
+training step multiplies with a context, mean over the training text.
 """
 NOTHING = "No run has finished yet."
 
@@ -48,16 +46,12 @@ def report(contenders: Sequence[Contender], records: Records) -> Report:
     found = _finished(contenders, records, step)
     if not found:
         return Report("Output layers at 100,000 classes and more", [], [NOTHING])
-    usual = [result for result in found if not _long(result)]
-    long = [result for result in found if _long(result)]
-    tables = [_results("Validation perplexity by training time", usual, step, STEPS)]
-    if long:
-        tables.append(_results("Longer runs", long, step, LONG_STEPS))
+    curves = _results("Validation perplexity by training time", found, step)
     return Report(
         "Output layers at 100,000 classes and more",
-        [*tables, sweep_table(contenders, records)],
+        [curves, sweep_table(contenders, records)],
         [f"the text: {records.all()[0]['text']}", "learning rates were tried in the shorter runs"],
-        pictures={"": _picture(usual, step)},
+        pictures={"": _picture(found, step)},
         introduction=INTRODUCTION,
         appendix="All points: [large-vocabulary.json](large-vocabulary.json), "
         "[large-vocabulary-times.json](large-vocabulary-times.json).",
@@ -70,17 +64,7 @@ def _finished(
 ) -> list[Result]:
     """The contenders with a curve and a timed step."""
     found = results(contenders, records)
-    return [r for r in found if r.runs[0].get("points") and _head(r) in step]
-
-
-def _long(result: Result) -> bool:
-    """Whether these runs take over the settings of others, and are longer."""
-    return result.contender.like is not None
-
-
-def _head(result: Result) -> str:
-    """The name under which the steps of a contender are timed."""
-    return result.contender.like or result.contender.name
+    return [r for r in found if r.runs[0].get("points") and r.contender.name in step]
 
 
 def _steps(records: Records) -> dict[str, float]:
@@ -92,7 +76,7 @@ def _steps(records: Records) -> dict[str, float]:
 def curves(result: Result, step: Mapping[str, float]) -> list[Curve]:
     """The points of each run."""
     tokens = result.settings["batch_size"] * result.settings["bptt"]
-    share = step[_head(result)] / tokens
+    share = step[result.contender.name] / tokens
     return [[(p["tokens"] * share, p["valid"]) for p in run["points"]] for run in result.runs]
 
 
@@ -110,17 +94,15 @@ def _cell(curves: Sequence[Curve], time: float) -> str:
     return "" if set(values) <= {None} else spread(values, 1)
 
 
-def _results(
-    title: str, found: Sequence[Result], step: Mapping[str, float], times: Sequence[int]
-) -> Table:
+def _results(title: str, found: Sequence[Result], step: Mapping[str, float]) -> Table:
     columns: list[Column] = [("head", lambda r: r.title)]
     columns += [
-        (f"time {time:,}", lambda r, time=time: _cell(curves(r, step), time), str) for time in times
+        (f"time {time:,}", lambda r, time=time: _cell(curves(r, step), time), str) for time in STEPS
     ]
     columns += [
         ("end", lambda r: curves(r, step)[0][-1][1], decimals(1)),
         ("time of the end", lambda r: curves(r, step)[0][-1][0], decimals(0)),
-        ("step", lambda r: step[_head(r)], decimals(2)),
+        ("step", lambda r: step[r.contender.name], decimals(2)),
         ("parameters", lambda r: r.runs[0]["head_parameters"] / 1e6, "{:.1f} M".format),
         ("memory", lambda r: r.runs[0]["bytes"], _mebibytes),
         ("rows scored", lambda r: r.runs[0]["rows"], decimals(0)),
@@ -133,26 +115,17 @@ def _mebibytes(size: float | None) -> str:
 
 
 def _picture(found: Sequence[Result], step: Mapping[str, float]) -> Any:
-    """Validation perplexity against training time, and against memory."""
-    figure = new_figure(10, 4.8)
-    axes = figure.subplots(1, 2, sharey=True)
+    """Validation perplexity against training time."""
+    figure = new_figure(7, 4.8)
+    axes = figure.subplots()
     for number, result in enumerate(found):
-        run, style = result.runs[0], line_style(number)
         times, values = zip(*curves(result, step)[0], strict=True)
-        axes[0].plot(times, values, label=result.title, **style)
-        if run["bytes"] is not None:
-            fill = "full" if style["linestyle"] == "-" else "none"
-            dot = {"color": style["color"], "fillstyle": fill}
-            axes[1].plot(run["bytes"] / 2**20, values[-1], "o", **dot)
-    first = found[0].title.split(",")[0]
-    axes[0].set(xscale="log", yscale="log", xlabel=f"training time, in steps of the {first}")
-    axes[0].set_ylabel("validation perplexity (log scale)")
-    axes[0].yaxis.set_major_locator(FixedLocator([60, 80, 100, 150, 200, 300, 500]))
-    axes[0].yaxis.set_major_formatter("{x:g}")
-    axes[0].yaxis.set_minor_locator(NullLocator())
-    axes[1].set(xscale="log", xlabel="memory of the head in training, MiB")
-    for panel in axes:
-        panel.grid(alpha=0.3, which="both")
-    handles = axes[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=2, frameon=False, fontsize="small")
+        axes.plot(times, values, label=result.title, **line_style(number))
+    axes.set(xscale="log", yscale="log", xlabel="training time, in steps of the first head")
+    axes.set_ylabel("validation perplexity (log scale)")
+    axes.yaxis.set_major_locator(FixedLocator([45, 60, 80, 100, 150, 200, 300, 500]))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.grid(alpha=0.3, which="both")
+    figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize="small")
     return figure
