@@ -175,12 +175,16 @@ def quotes() -> list[str]:
     speed, perplexity = records()
     negatives = "sampled softmax, 512 negatives and the batch's targets"
     forest = "forest of 4 trees, C = 256, 512 negatives"
+    tail = ", all classes in the last tenth"
+    every = "forest of 4 trees, C = 256, all classes"
+    heads = forest, negatives, "softmax"
+    more = every, f"{forest}{tail}", f"{negatives}{tail}"
     short, long = (
         {
             head: cells("transformer-study.md", f"After {steps} steps", head)[1].split()[0]
-            for head in (forest, negatives, "softmax")
+            for head in shown
         }
-        for steps in ("1,600", "10,000")
+        for steps, shown in (("1,600", heads), ("10,000", heads + more))
     )
     share = cells("transformer-study.md", "After 1,600 steps", forest)[3]
     large = (RESULTS / "large-vocabulary.md").read_text(encoding="utf-8")
@@ -221,7 +225,9 @@ def quotes() -> list[str]:
         f"takes {share} of the time with a softmax, and perplexities after 1,600 steps are "
         f"{short[forest]} with the forest and {short['softmax']} with the softmax, after 10,000 "
         f"steps {long[forest]} and {long['softmax']}",
-        f"and a sampled softmax ({long[negatives]})",
+        f"also of one over all classes ({long[every]}), and a sampled softmax ({long[negatives]})",
+        f"the forest has {long[f'{forest}{tail}']} and the sampled softmax "
+        f"{long[f'{negatives}{tail}']}",
         f"have {times} times its perplexity",
         f"at V = {classes} the sampled softmax is ahead of one tree and a forest at equal time",
         f"finds {100 * float(screened[2]):.1f}% of the best words in {screened[4]} of the float32 "
