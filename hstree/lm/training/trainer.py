@@ -148,10 +148,11 @@ class Trainer:
             check_relearnable(model.head)
         head = model.head
         self._samples = isinstance(head, ClassSampler) and head.negatives is not None
-        if config.all_classes and not self._samples:
+        # Other heads do not read the setting.
+        if config.all_classes and isinstance(head, ClassSampler) and not self._samples:
             raise ConfigError(
-                "--all-classes: expected the head 'sampled', or 'forest' with --head-option "
-                f"negatives=N, got {config.head!r} without negatives"
+                "--all-classes: expected --head-option negatives=N with the head "
+                f"{config.head!r}, got it without negatives"
             )
         self.streams = Streams(
             corpus.train,

@@ -138,9 +138,15 @@ def test_all_classes_in_the_last_steps(data: Path, sparse: bool) -> None:
 
 def test_all_classes_needs_a_head_that_samples(data: Path, tmp_path: Path) -> None:
     config = small_config(data, tmp_path / "run", head="forest", all_classes=0.1)
-    with pytest.raises(ConfigError, match=r"--all-classes: expected .*'forest' without"):
+    with pytest.raises(ConfigError, match=r"--all-classes: expected .*'forest', got"):
         train(config)
     assert not (tmp_path / "run").exists()
+
+
+def test_other_heads_do_not_read_all_classes(data: Path, tmp_path: Path) -> None:
+    """As in the command that compares a sampled head with a softmax."""
+    config = small_config(data, tmp_path / "run", head="softmax", all_classes=0.5, epochs=1)
+    assert not train(config).records[0].sampled
 
 
 def test_run_folder_is_complete(data: Path, tmp_path: Path) -> None:
