@@ -47,7 +47,7 @@ class SampledSoftmax(ClassSampler):
     modes.
 
     ``head.samples_in_training = False`` takes all classes in the steps from then on. At the end of
-    a long training that is worth its time: the estimate costs more the better the model is.
+    a long training that can be worth its time, as the estimate costs perplexity there.
 
     A training step takes O(N U D) time for the U <= K + N different classes, in three products;
     gradients of W and b that are dense take O(V D) more. Draws come from torch's global random
