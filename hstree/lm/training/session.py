@@ -310,7 +310,9 @@ class Session:
         values: dict[str, Any],
     ) -> None:
         """Take over the parts of a saved state. Raises as :meth:`load`, without the file."""
-        settings, saved = _fixed_settings(self.config), values["settings"]
+        settings = _fixed_settings(self.config)
+        # A setting that is newer than the state has its default, as in a file of settings.
+        saved = _fixed_settings(TrainConfig()) | values["settings"]
         other = [name for name in settings if saved[name] != settings[name]]
         if other:
             raise ValueError(

@@ -1,9 +1,9 @@
 """Forks a process for every training it is asked for, so that only one has to import torch.
 
-Writes ``ready``, then reads a line of JSON from standard input for each, its settings: begins the
-run, or resumes it if its folder is there. Writes the line ``forked PID`` when the process exists,
-``training`` after its first step, and ``ended STATUS`` when it has ended, where STATUS is negative
-after a signal.
+Writes ``ready``, then reads a line from standard input for each, a number of steps and settings in
+JSON: begins the run, or resumes it if its folder is there. Writes the line ``forked PID`` when the
+process exists, ``training`` after so many steps, and ``ended STATUS`` when it has ended, where
+STATUS is negative after a signal.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from hstree.lm.training import Reporter, resume, train
 
 
 class Announcer(Reporter):
-    """Speaks once the first step, which sets up much in a new process, has been made."""
+    """Speaks once, after a number of steps."""
 
-    def __init__(self) -> None:
-        self.silent = True
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
 
     def step(self, epoch: int, loss: float, tokens: int) -> None:
-        if self.silent:
+        self.steps -= 1
+        if self.steps == 0:
             say("training")
-        self.silent = False
 
 
 def say(text: str) -> None:
     os.write(1, f"{text}\n".encode())
 
 
-def run(config: TrainConfig) -> None:
+def run(config: TrainConfig, reporter: Reporter) -> None:
     assert config.run is not None
     if Path(config.run).exists():
-        resume(config.run, Announcer())
+        resume(config.run, reporter)
     else:
-        train(config, Announcer())
+        train(config, reporter)
 
 
 def main() -> None:
@@ -50,12 +50,13 @@ def main() -> None:
     hstree.lm.training.session.learning_curve = lambda *_: b"a picture"
     say("ready")
     for line in sys.stdin:
-        config = TrainConfig.from_json(line)
+        steps, _, settings = line.partition(" ")
+        config = TrainConfig.from_json(settings)
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
-                run(config)
+                run(config, Announcer(int(steps)))
                 status = 0
             except BaseException:
                 traceback.print_exc()

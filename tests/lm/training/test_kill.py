@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -39,7 +40,7 @@ AVERAGED = {
     "dropout_embedding": 0.1,
     "save_interval": 0.0,
 }
-SPARSE = {"head": "trees", "sparse": True, "save_interval": 0.02}
+SPARSE = {"head": "trees", "sparse": True, "save_interval": 0.005}
 
 
 class Server:
@@ -51,9 +52,10 @@ class Server:
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
+            bufsize=0,  # what select does not see must not wait in a buffer
         )
         assert self._line() == "ready"
+        self._heard = ""  # a line that status will read
 
     def close(self) -> None:
         with self._process:
@@ -61,23 +63,24 @@ class Server:
             self._process.stdin.close()
         assert self._process.returncode == 0
 
-    def start(self, config: TrainConfig) -> int:
-        """Begins or resumes a run in a process of its own; returns its id."""
+    def start(self, config: TrainConfig, steps: int = 1) -> int:
+        """Begins or resumes a run in a process of its own, which tells when it has made ``steps``
+        steps; returns its id."""
         assert self._process.stdin is not None
         settings = config.to_json().replace("\n", " ")
-        self._process.stdin.write(f"{settings}\n")
-        self._process.stdin.flush()
+        self._process.stdin.write(f"{steps} {settings}\n".encode())
         word, _, pid = self._line().partition(" ")
         assert word == "forked"
         return int(pid)
 
-    def wait_for_steps(self) -> None:
-        """Until the process has made its first step."""
-        assert self._line() == "training"
+    def wait_for_steps(self, seconds: float | None = None) -> None:
+        """Until the process has made its steps or has ended, at most so long."""
+        if select.select([self._process.stdout], [], [], seconds)[0]:
+            self._heard = self._line()
 
     def status(self) -> int:
         """Exit status of the process, which has ended or will; minus the signal that killed it."""
-        line = self._line()
+        line, self._heard = self._heard or self._line(), ""
         if line == "training":
             line = self._line()
         word, _, status = line.partition(" ")
@@ -86,7 +89,7 @@ class Server:
 
     def _line(self) -> str:
         assert self._process.stdout is not None
-        return self._process.stdout.readline().rstrip("\n")
+        return self._process.stdout.readline().decode().rstrip("\n")
 
 
 @pytest.fixture(scope="module")
@@ -107,31 +110,27 @@ def test_killed_twenty_times(settings: dict[str, Any], server: Server, tmp_path:
     server.wait_for_steps()
     setup = time.perf_counter() - begin
     assert server.status() == 0
-    training = time.perf_counter() - begin - setup
+    life = metrics(expected)[-1]["step"] // 12  # steps, so that the run outlives its kills
 
     config = replace(config, run=str(run))
     generator = random.Random(str(settings))
     kills = 0
     places: set[int] = set()
-    shortest = longest = training / KILLS / 2  # that a process lives after its first step
     while kills < KILLS and not (run / "summary.json").exists():
-        pid = server.start(config)
-        early = kills % 5 == 0  # also while the text is read, and while the folder comes to be
-        if early:
-            time.sleep(generator.uniform(0, 1.2 * setup))
+        if kills % 5 == 0:  # also while the text is read, and while the folder comes to be
+            pid = server.start(config)
+            server.wait_for_steps(generator.uniform(0, setup))
         else:
+            pid = server.start(config, generator.randint(1, life))
             server.wait_for_steps()
-            time.sleep(generator.uniform(0, longest))
+            time.sleep(generator.uniform(0, 0.005))  # about a step
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         status = server.status()
         assert status in (0, -signal.SIGKILL)
         kills += status != 0
         if run.exists():
-            place = steps_done(run)
-            if not early:  # on a busy machine too short a life saves nothing
-                longest = longest * 1.5 if place in places else max(shortest, longest / 1.5)
-            places.add(place)
+            places.add(steps_done(run))
     assert kills >= 15
     assert len(places) > 5
     if not (run / "summary.json").exists():
