@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
+from hstree import _onednn
+
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """Dtype of sums, scores and log-probabilities: float64 for float64, else float32."""
@@ -94,32 +96,34 @@ def blocks(weight: Tensor, dim: int = 0) -> Iterator[Tensor]:
             yield block.float()
 
 
-class _LowProduct(torch.autograd.Function):
-    """a b^T in float32 of factors that are rounded to ``low``, 16 bits: matrices, or batches of
-    them. Gradients of float32 factors are not rounded either."""
+class _Product(torch.autograd.Function):
+    """a b^T in float32 of factors that are rounded to ``dtype``, 16 bits or float32: matrices, or
+    batches of them. Gradients of float32 factors are not rounded either."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, low: torch.dtype) -> Tensor:
+    def forward(ctx: Any, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(a, b)
-        ctx.low = low
-        return _product(a.to(low), b.to(low).mT, torch.float32)
+        ctx.dtype = dtype
+        return _product(a.to(dtype), b.to(dtype).mT, torch.float32)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         a, b = ctx.saved_tensors
-        low = grad.to(ctx.low)
+        rounded = grad.to(ctx.dtype)
         of_a, of_b, _ = ctx.needs_input_grad
         return (
-            _product(low, b.to(ctx.low), a.dtype) if of_a else None,
-            _product(low.mT, a.to(ctx.low), b.dtype) if of_b else None,
+            _product(rounded, b.to(ctx.dtype), a.dtype) if of_a else None,
+            _product(rounded.mT, a.to(ctx.dtype), b.dtype) if of_b else None,
             None,
         )
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a @ b of factors of 16 bits, rounded to ``dtype`` only."""
+    """a @ b of factors of 16 bits or float32, rounded to ``dtype`` only."""
     if torch.is_grad_enabled():  # of a gradient, which torch differentiates a second time
         return (a @ b).to(dtype)
+    if a.dim() == 2 and not is_transformed() and _onednn.is_faster(a, b):
+        return _onednn.product(a, b).to(dtype)
     mm = torch.mm if a.dim() == 2 else torch.bmm
     with no_autocast(a.device):
         if not a.is_cuda:  # torch is slow in float16
@@ -129,27 +133,30 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
         return mm(a, b, out_dtype=torch.float32).to(dtype)
 
 
-def _low_dtype(weight: Tensor) -> torch.dtype | None:
-    """The dtype of the factors, of which one is the weight, where :class:`_LowProduct` computes
-    their product. torch's own is rounded to 16 bits, and infinite above 65,504 in float16."""
-    dtype, device = weight.dtype, weight.device
+def _own_dtype(a: Tensor, b: Tensor) -> torch.dtype | None:
+    """The dtype of the factors where :class:`_Product` computes a b^T. torch's own product of 16
+    bits is rounded to 16 bits, and infinite above 65,504 in float16."""
+    dtype, device = b.dtype, b.device
+    if is_transformed() or torch.compiler.is_exporting():
+        return None
     if autocasts(device) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device.type)
         # On a CPU torch computes products of bfloat16 in half of the time of float32.
-        computed = weight.is_cuda or (device.type == "cpu" and dtype == torch.float16)
+        computed = b.is_cuda or (device.type == "cpu" and dtype == torch.float16)
     else:
-        computed = weight.is_cuda
-    if not computed or is_transformed() or torch.compiler.is_exporting():
-        return None
-    return dtype if dtype in LOW_DTYPES else None
+        computed = b.is_cuda
+    if dtype == torch.float32:
+        return dtype if a.dim() == 2 and _onednn.is_faster(a, b.mT) else None
+    return dtype if computed and dtype in LOW_DTYPES else None
 
 
 def linear_scores(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b [..., V] in the dtype of sums: x [..., D], W [V, D]. Under autocast the factors get
     its dtype; on a CPU products of bfloat16 are then rounded to it."""
-    low = _low_dtype(weight)
-    if low is not None:
-        flat: Tensor = _LowProduct.apply(x.reshape(-1, x.shape[-1]), weight, low)  # type: ignore[no-untyped-call]
+    rows = x.reshape(-1, x.shape[-1])
+    dtype = _own_dtype(rows, weight)
+    if dtype is not None:
+        flat: Tensor = _Product.apply(rows, weight, dtype)  # type: ignore[no-untyped-call]
         scores = flat.view(*x.shape[:-1], len(weight))
         return scores if bias is None else scores.add_(bias)
     if autocasts(x.device) or not is_cast(weight):
@@ -184,9 +191,9 @@ def batched_scores(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def batched_product(a: Tensor, b: Tensor, addend: Tensor) -> Tensor:
     """a b^T + addend [T, M, N] in the dtype of sums: a [T, M, S], b [T, N, S]."""
-    low = _low_dtype(a)
-    if low is not None:
-        scores: Tensor = _LowProduct.apply(a, b, low)  # type: ignore[no-untyped-call]
+    dtype = _own_dtype(a, b)
+    if dtype is not None:
+        scores: Tensor = _Product.apply(a, b, dtype)  # type: ignore[no-untyped-call]
         return scores.add_(addend)
     scores = torch.baddbmm(addend, a, b.mT)
     return scores.to(sum_dtype(scores.dtype))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hstree import _onednn
 from hstree._numerics import is_batched, is_low, is_transformed, sum_dtype
 from hstree.ops._autograd import (
     LIBRARY,
@@ -91,16 +92,16 @@ def write_product(out: Tensor, a: Tensor, b: Tensor, addend: Tensor | None = Non
     the CPU torch rounds products of bfloat16 to 16 bits, which gradients have anyway."""
     if a.dtype == torch.float16 and not a.is_cuda:  # faster
         a, b = a.float(), b.float()
-    if a.dtype == out.dtype:
-        options: dict[str, Any] = {}
-    elif a.is_cuda:
+    options: dict[str, Any] = {}
+    by_onednn = _onednn.is_faster(a, b)
+    if a.is_cuda and a.dtype != out.dtype:
         options = {"out_dtype": out.dtype}
         if addend is not None and addend is not out:  # faster than torch's own sum
             torch.mm(a, b, out=out, **options)
             out += addend
             return
-    else:
-        product = torch.mm(a, b)
+    elif by_onednn or a.dtype != out.dtype:
+        product = _onednn.product(a, b) if by_onednn else torch.mm(a, b)
         out.copy_(product) if addend is None else torch.add(product, addend, out=out)
         return
     if addend is None:

@@ -209,7 +209,7 @@ def _write_scores(out: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | No
         return
     columns, begin = hidden.to(out.dtype).t(), 0
     for block in blocks(weight):
-        torch.mm(block, columns, out=out[begin : begin + len(block)])
+        write_product(out[begin : begin + len(block)], block, columns)
         begin += len(block)
     if bias is not None:
         out += bias

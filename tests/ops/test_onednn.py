@@ -1,0 +1,92 @@
+"""Products by oneDNN against float64, for factors of every layout, and where they are used."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hstree
+from hstree import _onednn
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN"
+)
+
+
+def laid_out(matrix: Tensor, layout: str) -> Tensor:
+    """The matrix, its numbers by rows or by columns, or with gaps between the rows or columns."""
+    if layout.startswith("columns"):
+        return laid_out(matrix.t(), layout.replace("columns", "rows")).t()
+    gap = 5 if layout.endswith("gaps") else 0
+    wide = torch.full((len(matrix), matrix.shape[1] + gap), torch.nan)
+    wide[:, : matrix.shape[1]] = matrix
+    return wide[:, : matrix.shape[1]]
+
+
+@pytest.mark.parametrize("shape", [(300, 40, 200), (200, 300, 40), (7, 600, 501)])
+@pytest.mark.parametrize("second", ["rows", "columns"])
+@pytest.mark.parametrize("first", ["rows", "columns", "rows with gaps", "columns with gaps"])
+def test_product(first: str, second: str, shape: tuple[int, int, int]) -> None:
+    rows, inner, columns = shape
+    a, b = torch.randn(rows, inner), torch.randn(inner, columns)
+    product = _onednn.product(laid_out(a, first), laid_out(b, second))
+    torch.testing.assert_close(product.double(), a.double() @ b.double(), atol=1e-4, rtol=1e-5)
+
+
+@pytest.fixture
+def mkl_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_onednn, "_beats_mkl", lambda: True)
+
+
+@pytest.mark.usefixtures("mkl_is_slow")
+def test_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = torch.randn(256, 128), torch.randn(128, 256)
+    assert _onednn.is_faster(a, b)
+    assert _onednn.is_faster(nn.Parameter(a), b.t().contiguous().t())
+    assert not _onednn.is_faster(a[:16], b)  # too small
+    assert not _onednn.is_faster(a.double(), b.double())
+    assert not _onednn.is_faster(a.to("meta"), b.to("meta"))
+    assert not _onednn.is_faster(a, laid_out(b, "rows with gaps"))  # 1,000 times as slow
+    monkeypatch.setattr(torch._C, "_get_mkldnn_enabled", lambda: False)  # torch.backends.mkldnn
+    assert not _onednn.is_faster(a, b)
+
+
+HEADS = {
+    "softmax": lambda: hstree.Softmax(64, 520),
+    "mos": lambda: hstree.MixtureOfSoftmaxes(64, 520, components=3),
+    "forest": lambda: hstree.ForestSoftmax(64, 520, clusters=128),
+    "sampled": lambda: hstree.SampledSoftmax(64, 520, negatives=300, distribution="uniform",
+                                             in_batch=False),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("mkl_is_slow")
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_use_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the gradients of float64, in training and for log-probabilities of all classes."""
+    monkeypatch.setattr(_onednn, "LEAST", 2**10)
+    calls = []
+    product = _onednn.product
+    monkeypatch.setattr(_onednn, "product", lambda a, b: calls.append(a.shape) or product(a, b))
+    torch.manual_seed(0)
+    head, hidden, target = HEADS[name](), torch.randn(60, 64), torch.randint(520, (60,))
+    for parameter in head.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    target[::7] = -100
+
+    def gradients(dtype: torch.dtype) -> list[Tensor]:
+        copy = head.to(dtype)
+        copy.zero_grad()
+        context = hidden.to(dtype, copy=True).requires_grad_()
+        torch.manual_seed(1)
+        (copy(context, target).loss + copy.log_prob(context)[:, 3].sum()).backward()
+        return [context.grad, *(p.grad.clone() for p in copy.parameters())]
+
+    found = gradients(torch.float32)
+    assert len(calls) >= 6  # scores, and gradients of both factors, twice
+    calls.clear()
+    expected = gradients(torch.float64)
+    assert not calls
+    for value, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(value.double(), exact, atol=1e-5, rtol=1e-4)
