@@ -122,7 +122,7 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a @ b of factors of 16 bits or float32, rounded to ``dtype`` only."""
     if torch.is_grad_enabled():  # of a gradient, which torch differentiates a second time
         return (a @ b).to(dtype)
-    if a.dim() == 2 and not is_transformed() and _onednn.is_faster(a, b):
+    if not is_transformed() and _onednn.is_faster(a, b):
         return _onednn.product(a, b).to(dtype)
     mm = torch.mm if a.dim() == 2 else torch.bmm
     with no_autocast(a.device):
@@ -146,7 +146,7 @@ def _own_dtype(a: Tensor, b: Tensor) -> torch.dtype | None:
     else:
         computed = b.is_cuda
     if dtype == torch.float32:
-        return dtype if a.dim() == 2 and _onednn.is_faster(a, b.mT) else None
+        return dtype if _onednn.is_faster(a, b.mT) else None
     return dtype if computed and dtype in LOW_DTYPES else None
 
 

@@ -28,15 +28,16 @@ def _beats_mkl() -> bool:
 
 
 def is_faster(a: Tensor, b: Tensor) -> bool:
-    """Whether a @ b of matrices [M, K] and [K, N] is to be computed by :func:`product`."""
+    """Whether a @ b is to be computed by :func:`product`: [M, K] and [K, N], or batches of them."""
     return (
         not torch.compiler.is_compiling()
         and {type(a), type(b)} <= {Tensor, Parameter}
         and a.dtype == b.dtype == torch.float32
         and a.device.type == "cpu"
-        and a.shape[0] >= 4
-        and a.numel() * b.shape[1] >= LEAST
-        and _is_dense(b)
+        and a.shape[-2] >= 4
+        and a.shape[-2] * a.shape[-1] * b.shape[-1] >= LEAST
+        and len(a) > 0
+        and _is_dense(b if b.dim() == 2 else b[0])
         and torch._C._get_mkldnn_enabled()
         and _beats_mkl()
     )
@@ -44,6 +45,8 @@ def is_faster(a: Tensor, b: Tensor) -> bool:
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b without gradients, possibly not contiguous."""
+    if a.dim() == 3:
+        return torch.stack([product(*pair) for pair in zip(a, b, strict=True)])
     linear = torch.ops.mkldnn._linear_pointwise
     if a.stride(0) == 1 and a.shape[0] > b.shape[1] and _is_dense(a):
         # The other way round it is faster.
