@@ -14,9 +14,10 @@ import torch
 
 from hstree._files import write_atomic
 from hstree.lab.report import provenance
-from hstree.lm.data import Corpus
+from hstree.lm.data import Corpus, Streams
 from hstree.lm.runs import TrainConfig
 from hstree.lm.training import Trainer, build_model
+from hstree.lm.training.summary import head_cost
 from hstree.lm.training.trainer import Step
 
 STEPS, ROUNDS = 3, 15
@@ -32,6 +33,15 @@ def measure(
         model = build_model(config, len(corpus.vocabulary), corpus.statistics())
         turns[name] = endless_steps(Trainer(model, corpus, config))
     return in_turns(turns, rounds=rounds)
+
+
+def head_share(config: TrainConfig, corpus: Corpus) -> float:
+    """Time of a training step of the head alone, untrained, over that of ``F.linear`` +
+    ``F.cross_entropy``, with one thread."""
+    torch.set_num_threads(1)
+    model = build_model(config, len(corpus.vocabulary), corpus.statistics())
+    cost = head_cost(model, config, Streams(corpus.train, config.batch_size))
+    return cost.head_seconds / cost.flat_seconds
 
 
 def in_turns(turns: Mapping[str, Iterator[Any]], *, rounds: int = ROUNDS) -> dict[str, Any]:

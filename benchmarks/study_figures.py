@@ -92,10 +92,8 @@ def measured_run(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
     Returns:
         ``valid``, ``test``: perplexities, None if training diverged; ``epochs``: validation
         perplexity by epoch; ``head_parameters``, ``backbone_parameters``; ``rows`` of
-        :func:`rows_scored`; on the CPU ``head_step``, ``flat_step``: seconds of a forward and
-        backward pass of the head and of a flat softmax, timed alternately; ``step_rows``, the rows
-        of these; ``bands`` of
-        :func:`band_losses` on the validation text; ``seconds`` of CPU time in all.
+        :func:`rows_scored`; ``bands`` of :func:`band_losses` on the validation text; ``seconds`` of
+        CPU time in all.
     """
     assert config.run is not None
     begin = time.process_time()
@@ -110,7 +108,7 @@ def measured_run(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
 
 def _figures(run: RunResults, corpus: Corpus, config: TrainConfig) -> dict[str, Any]:
     assert run.final is not None
-    model, on_cpu = load_model(run.path / MODEL), config.device == "cpu"
+    model = load_model(run.path / MODEL)
     frequencies = corpus.statistics().frequencies
     return {
         "valid": run.final.valid_perplexity,
@@ -119,8 +117,5 @@ def _figures(run: RunResults, corpus: Corpus, config: TrainConfig) -> dict[str, 
         "head_parameters": run.final.head_parameters,
         "backbone_parameters": run.final.backbone_parameters,
         "rows": rows_scored(model.head, frequencies, config.batch_size * config.bptt),
-        "head_step": run.final.cost.head_seconds if on_cpu else None,
-        "flat_step": run.final.cost.flat_seconds if on_cpu else None,
-        "step_rows": run.final.cost.rows,
         "bands": band_losses(model, corpus.valid, frequencies),
     }

@@ -144,7 +144,7 @@ def test_a_curve_at_many_classes(corpus: Corpus) -> None:
 def _filled(study: PlannedStudy, file: Path) -> Records:
     """Records of all runs of a study, with invented figures."""
     records = Records(file)
-    numbers = ("rows", "head_parameters", "head_step", "flat_step", "seconds", "rank", "bytes")
+    numbers = ("rows", "head_parameters", "seconds", "rank", "bytes")
     bands = [{"from": 10, "tokens": 60, "loss": 4.0}, {"from": 0, "tokens": 40, "loss": 5.0}]
     for number in range(400):
         runs = planned_runs(study.contenders[:8], records)
@@ -169,7 +169,7 @@ def test_page_and_pictures(study: PlannedStudy, tmp_path: Path) -> None:
     timed = trees_page.TIMED if study is trees_study.STUDY else [c.name for c in study.contenders]
     shares = dict.fromkeys(timed, 0.5)
     made = {key: value for key, value in records.all()[0].items() if key != "figures"}
-    step_times.save({"shares": shares, **made}, records.path)
+    step_times.save({"shares": shares, "heads": shares, **made}, records.path)
     files = study.files(records)
     page = files.pop(f"{study.name}.md").decode()
     for contender in study.contenders[:6]:

@@ -14,7 +14,7 @@ from hstree.lab.study.plan import Contender
 from hstree.lab.study.records import Records
 from hstree.lab.study.results import Result, results, sweep_table
 from hstree.lm._pictures import legend, line_style, new_figure
-from hstree.lm.table import Column, Table, table
+from hstree.lm.table import Column, Table, decimals, table
 
 TIMED = (
     "softmax",
@@ -34,9 +34,9 @@ the head (of the whole model for tied heads) was chosen for each head by the val
 of the first seed; further seeds follow with the chosen one. Re-learned trees and other shapes take
 over the rate of four trees with C = 256. ± is the standard deviation over seeds. *Rows scored* are
 the vectors that a training step multiplies with a context, mean over the training text. *Head step*
-is a forward and backward pass of the head alone over 700 contexts, as a share of that of `F.linear`
-+ `F.cross_entropy` in the same process. With all classes in the last tenth of the steps, both are
-those of the others.
+is a forward and backward pass of the untrained head alone over 700 contexts, as a share of that of
+`F.linear` + `F.cross_entropy` in the same process. With all classes in the last tenth of the steps,
+both are those of the others.
 """
 NOTHING = "No run has finished yet."
 
@@ -62,6 +62,11 @@ def _shared(contender: Contender) -> bool:
     return "node_vectors=leaves" in contender.settings.get("head_option", ())
 
 
+def is_full(contender: Contender) -> bool:
+    """Whether its runs have the epochs of the page's first table."""
+    return "epochs" not in contender.final
+
+
 def _relearned(contender: Contender) -> bool:
     return bool(contender.final.get("relearn_trees"))
 
@@ -75,13 +80,13 @@ def report(contenders: Sequence[Contender], records: Records) -> Report:
     found = results(contenders, records)
     if not found:
         return Report("Trees beside softmaxes on Penn Treebank", [], [NOTHING])
-    long = [result for result in found if "epochs" not in result.contender.final]
-    shapes = [result for result in found if "epochs" in result.contender.final]
-    drawn = [result for result in long if result.mean("valid") is not None]
-    tables = [_results(long)]
+    full = [result for result in found if is_full(result.contender)]
+    shapes = [result for result in found if not is_full(result.contender)]
+    drawn = [result for result in full if result.mean("valid") is not None]
+    times = step_times.load(records.path)
+    tables = [_results(full, {} if times is None else times["heads"])]
     pictures = {"": _cost_picture(drawn)} if drawn else {}
     notes = ["the same for all heads: " + ", ".join(_common(contenders))]
-    times = step_times.load(records.path)
     if times is not None:
         timed = [(r, share) for r in drawn if (share := times["shares"].get(r.contender.name))]
         title = "CPU time of a training step of the whole model over that with a softmax"
@@ -91,11 +96,11 @@ def report(contenders: Sequence[Contender], records: Records) -> Report:
         ]
         tables.append(table(title, timed, columns))
         notes.append(
-            "steps were timed in turns in one process, medians; re-learning the trees is not part "
-            f"of a step; {made_on([times])}"
+            "steps were timed in turns in one process and those of heads alone one after another, "
+            f"medians; re-learning the trees is not part of a step; {made_on([times])}"
         )
         pictures["time"] = _time_picture(timed)
-    tables += [*_shapes(shapes), _targets(long), *_bands(drawn), sweep_table(contenders, records)]
+    tables += [*_shapes(shapes), _targets(full), *_bands(drawn), sweep_table(contenders, records)]
     return Report(
         "Trees beside softmaxes on Penn Treebank",
         tables,
@@ -114,14 +119,12 @@ def _common(contenders: Sequence[Contender]) -> Iterator[str]:
             yield f"{name.replace('_', ' ')} {value}"
 
 
-def _results(found: Sequence[Result]) -> Table:
+def _results(found: Sequence[Result], shares: Mapping[str, float]) -> Table:
+    """With the head steps of some contenders by name."""
+
     def rates(result: Result) -> str:
         swept = result.contender.sweeps or {"head_learning_rate_factor": ()}
         return ", ".join(f"{result.settings[name]:g}" for name in swept)
-
-    def step(result: Result) -> str:
-        head, flat = result.mean("head_step"), result.mean("flat_step")
-        return "" if head is None or flat is None else f"{head / flat:.2f}"
 
     columns: list[Column] = [
         ("head", lambda r: r.title),
@@ -131,7 +134,7 @@ def _results(found: Sequence[Result]) -> Table:
         ("seeds", lambda r: len(r.runs), str),
         ("parameters", lambda r: r.mean("head_parameters"), _millions),
         ("rows scored", lambda r: r.mean("rows"), lambda n: "" if n is None else f"{n:,.0f}"),
-        ("head step", step, str),
+        ("head step", lambda r: shares.get(r.contender.name), decimals(2)),
     ]
     return table("Results", found, columns)
 

@@ -9,7 +9,7 @@ one thread, or with --device cuda a GPU. On an idle machine,
 
     python -m benchmarks.trees_study --data ptb/ --times
 
-measures training steps of some of the heads in turns, for the page.
+measures training steps of some of the heads in turns and those of every head alone, for the page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks import step_times
 from benchmarks.study_figures import measured_run
-from benchmarks.trees_page import TIMED, report
+from benchmarks.trees_page import TIMED, is_full, report
 from hstree.lab.study.plan import Contender, PlannedRun, named
 from hstree.lab.study.planned import PlannedStudy
 from hstree.lab.study.records import Records
@@ -242,7 +242,13 @@ def measure(run: PlannedRun, corpus: Corpus, given: argparse.Namespace) -> dict[
 
 def _time_steps(corpus: Corpus, records: Records) -> None:
     configs = {name: _config(named(CONTENDERS, name).settings) for name in TIMED}
-    step_times.save(step_times.measure(configs, corpus), records.path)
+    times = step_times.measure(configs, corpus)
+    heads = {
+        contender.name: step_times.head_share(_config(contender.settings), corpus)
+        for contender in CONTENDERS
+        if is_full(contender)
+    }
+    step_times.save(times | {"heads": heads}, records.path)
 
 
 STUDY = PlannedStudy(

@@ -11,6 +11,8 @@ from torch.nn import Parameter
 
 LEAST = 2**21
 """Multiplications of the smallest product that is faster; a call takes 10 µs."""
+PANEL = 2**19
+"""Numbers of a result that are computed at a time."""
 
 
 @cache
@@ -36,23 +38,46 @@ def is_faster(a: Tensor, b: Tensor) -> bool:
         and a.device.type == "cpu"
         and a.shape[-2] >= 4
         and a.shape[-2] * a.shape[-1] * b.shape[-1] >= LEAST
-        and len(a) > 0
-        and _is_dense(b if b.dim() == 2 else b[0])
         and torch._C._get_mkldnn_enabled()
         and _beats_mkl()
     )
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b without gradients, possibly not contiguous."""
-    if a.dim() == 3:
-        return torch.stack([product(*pair) for pair in zip(a, b, strict=True)])
+    """a @ b without gradients."""
+    out = a.new_empty(*a.shape[:-1], b.shape[-1])
+    for parts in zip(out, a, b, strict=True) if a.dim() == 3 else [(out, a, b)]:
+        write_product(*parts)
+    return out
+
+
+def write_product(out: Tensor, a: Tensor, b: Tensor, addend: Tensor | None = None) -> None:
+    """out = a @ b, or addend + a @ b; ``addend``: broadcast, or ``out``."""
+    if addend is not None:
+        addend = addend.expand_as(out)
+    # Panel by panel: a large result of oneDNN would be in fresh pages every time.
+    dim = int(out.shape[1] > out.shape[0])
+    size = max(1, PANEL // out.shape[1 - dim])
+    for begin in range(0, out.shape[dim], size):
+        of_rows, of_columns = slice(None), slice(begin, begin + size)
+        if dim == 0:
+            of_rows, of_columns = of_columns, of_rows
+        panel = out[of_rows, of_columns]
+        result = _product(a[of_rows], b[:, of_columns])
+        if addend is None:
+            panel.copy_(result)
+        else:
+            torch.add(result, addend[of_rows, of_columns], out=panel)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in memory of its own, possibly not contiguous."""
     linear = torch.ops.mkldnn._linear_pointwise
     if a.stride(0) == 1 and a.shape[0] > b.shape[1] and _is_dense(a):
         # The other way round it is faster.
         transposed: Tensor = linear(b.t(), a, None, "none", [], "")
         return transposed.t()
-    result: Tensor = linear(a, b.t(), None, "none", [], "")
+    result: Tensor = linear(a, (b if _is_dense(b) else b.contiguous()).t(), None, "none", [], "")
     return result
 
 

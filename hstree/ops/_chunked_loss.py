@@ -92,16 +92,19 @@ def write_product(out: Tensor, a: Tensor, b: Tensor, addend: Tensor | None = Non
     the CPU torch rounds products of bfloat16 to 16 bits, which gradients have anyway."""
     if a.dtype == torch.float16 and not a.is_cuda:  # faster
         a, b = a.float(), b.float()
-    options: dict[str, Any] = {}
-    by_onednn = _onednn.is_faster(a, b)
-    if a.is_cuda and a.dtype != out.dtype:
+    if _onednn.is_faster(a, b):
+        _onednn.write_product(out, a, b, addend)
+        return
+    if a.dtype == out.dtype:
+        options: dict[str, Any] = {}
+    elif a.is_cuda:
         options = {"out_dtype": out.dtype}
         if addend is not None and addend is not out:  # faster than torch's own sum
             torch.mm(a, b, out=out, **options)
             out += addend
             return
-    elif by_onednn or a.dtype != out.dtype:
-        product = _onednn.product(a, b) if by_onednn else torch.mm(a, b)
+    else:
+        product = torch.mm(a, b)
         out.copy_(product) if addend is None else torch.add(product, addend, out=out)
         return
     if addend is None:

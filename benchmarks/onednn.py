@@ -1,0 +1,71 @@
+"""Training steps of heads with float32 products by MKL and by oneDNN, in turns.
+
+python -m benchmarks.onednn
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+import torch
+
+from benchmarks.contest import Size
+from benchmarks.optimizers import TRAINING, TRAINING_SIZES
+from benchmarks.pages import page_parser, publish, seconds
+from hstree import _onednn
+from hstree.lab.report import Report, row_table
+
+HEADS = ("linear", "softmax", "forest", "sampled", "forest, sampled", "trees")
+"""Steps of benchmarks.optimizers: the first is torch's own, which MKL computes in both columns."""
+ROUNDS = 9
+NOTES = (
+    "A step: forward, backward and optimizer, as in cpu.md. By MKL: with `torch.backends.mkldnn` "
+    "switched off.",
+    "hstree takes oneDNN where MKL does not use the AVX-512 of the processor, that is where it is "
+    "not Intel's; see hstree/_onednn.py.",
+)
+
+
+def lines(sizes: Sequence[Size]) -> Iterator[tuple[str, ...]]:
+    was_enabled = torch._C._get_mkldnn_enabled()
+    try:
+        for size in sizes:
+            for name in HEADS:
+                step = TRAINING[name](size, "cpu").step
+                times: dict[bool, list[float]] = {False: [], True: []}
+                for _ in range(ROUNDS + 1):  # the first one is a warm-up
+                    for by_onednn, found in times.items():
+                        torch._C._set_mkldnn_enabled(by_onednn)
+                        found.append(seconds(step))
+                mkl, onednn = (median(found[1:]) for found in times.values())
+                shown = f"{1000 * mkl:.1f} ms", f"{1000 * onednn:.1f} ms", f"{onednn / mkl:.2f}"
+                yield (name, f"{size.classes:,}", *shown)
+    finally:
+        torch._C._set_mkldnn_enabled(was_enabled)
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    sizes = TRAINING_SIZES
+    if arguments.classes:
+        sizes = [Size(64, 256, arguments.classes, 256)]
+    used = "chosen" if _onednn._beats_mkl() else "not chosen, so that both columns are MKL's"
+    table = row_table(
+        f"One step, oneDNN {used} on this processor",
+        ("step", "V", "by MKL", "by oneDNN", "ratio"),
+        lines(sizes),
+        None,
+        str,
+    )
+    return Report("Products of float32 by MKL and by oneDNN", [table], NOTES)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = page_parser(__doc__)
+    parser.add_argument("--classes", type=int, metavar="V")
+    publish("onednn", parser, measure, argv)
+
+
+if __name__ == "__main__":
+    main()
