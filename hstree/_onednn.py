@@ -23,6 +23,7 @@ def _beats_mkl() -> bool:
     return (
         torch._C.has_mkl
         and torch._C._has_mkldnn
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
         and cpuinfo.is_file()
         and "GenuineIntel" not in cpuinfo.read_text()

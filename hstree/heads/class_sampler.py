@@ -80,7 +80,7 @@ class ClassSampler(Tables, FlatHead):
 
     @property
     def samples_in_training(self) -> bool:
-        """Whether training steps sample. May be set: False takes all classes from the next step
+        """Whether training steps sample. May be set; False takes all classes from the next step
         on, with a gradient of W that is dense."""
         return self._samples
 
