@@ -122,7 +122,8 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a @ b of factors of 16 bits or float32, rounded to ``dtype`` only."""
     if torch.is_grad_enabled():  # of a gradient, which torch differentiates a second time
         return (a @ b).to(dtype)
-    if not is_transformed() and _onednn.is_faster(a, b):
+    transformed = is_transformed() or is_batched(a) or is_batched(b)
+    if not transformed and _onednn.is_faster(a, b):
         return _onednn.product(a, b).to(dtype)
     mm = torch.mm if a.dim() == 2 else torch.bmm
     with no_autocast(a.device):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 LEAST = 2**21
-"""Multiplications of the smallest product that is faster; a call takes 10 µs."""
+"""Multiplications of the smallest product that is faster: a call begins later than MKL's."""
 PANEL = 2**19
 """Numbers of a result that are computed at a time."""
 
@@ -18,7 +18,7 @@ PANEL = 2**19
 @cache
 def _beats_mkl() -> bool:
     """Whether torch's products of float32 come from MKL, which uses AVX-512 on Intel's processors
-    only, while oneDNN uses it on this one: twice as fast on an AMD EPYC 9005."""
+    only, while oneDNN uses it on this one: benchmarks/results/onednn.md."""
     cpuinfo = Path("/proc/cpuinfo")
     return (
         torch._C.has_mkl
@@ -83,6 +83,5 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _is_dense(matrix: Tensor) -> bool:
-    """Whether its numbers lie side by side: as the second factor any other takes oneDNN 1,000 times
-    as long."""
+    """Whether its numbers lie side by side: oneDNN has no fast code for another second factor."""
     return matrix.is_contiguous() or matrix.t().is_contiguous()

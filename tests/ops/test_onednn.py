@@ -114,3 +114,29 @@ def test_heads_use_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not calls
     for value, exact in zip(found, expected, strict=True):
         torch.testing.assert_close(value.double(), exact, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("mkl_is_slow")
+def test_derivatives_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of gradients, second derivatives and the transforms of torch.func."""
+    monkeypatch.setattr(_onednn, "LEAST", 2**10)
+    head, hidden = hstree.Softmax(64, 520), torch.randn(60, 64, requires_grad=True)
+    log_prob, by_row = head.log_prob(hidden), torch.randn(3, 60, 520)
+    single = [torch.autograd.grad(log_prob, hidden, v, retain_graph=True)[0] for v in by_row]
+    (batched,) = torch.autograd.grad(
+        log_prob, hidden, by_row, is_grads_batched=True, retain_graph=True
+    )
+    torch.testing.assert_close(batched, torch.stack(single))
+
+    def of_first(context: Tensor) -> Tensor:
+        return head.log_prob(context)[:, 0].sum()
+
+    def of_gradient(dtype: torch.dtype) -> Tensor:
+        head.to(dtype)
+        context = hidden.detach().to(dtype, copy=True).requires_grad_()
+        (first,) = torch.autograd.grad(of_first(context), context, create_graph=True)
+        torch.testing.assert_close(torch.func.grad(of_first)(context), first)
+        return torch.autograd.grad(first.pow(2).sum(), context)[0].double()
+
+    torch.testing.assert_close(of_gradient(torch.float32), of_gradient(torch.float64),
+                               atol=1e-6, rtol=1e-3)  # fmt: skip
