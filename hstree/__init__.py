@@ -27,6 +27,7 @@ from hstree.heads import (  # noqa: E402
     TreeEnsemble,
     load_head,
 )
+from hstree.deferred import defer_logits, undefer  # noqa: E402,I001
 
 __version__ = build_info().version
 
@@ -50,10 +51,12 @@ __all__ = [
     "TreeEnsemble",
     "__version__",
     "build_info",
+    "defer_logits",
     "distributed",
     "heads",
     "load_head",
     "ops",
     "optim",
     "trees",
+    "undefer",
 ]

@@ -275,6 +275,20 @@ class ScreenedSoftmax(Tables, Head):
         classes, scores = found.classes[:, :k], scores if all_scores else scores[:0]
         return Screened(score[:, :k], classes, log_rest, log_normalizer, scores)
 
+    def scores(self, hidden: Tensor) -> Tensor:
+        """Scores [..., V] of all classes without gradients, float32: hidden [..., D]. Exact for the
+        ``exact`` best previews, previews for all others; on the scale of the linear layer.
+
+        Example:
+            >>> import torch, hstree
+            >>> linear, hidden = torch.nn.Linear(64, 1000), torch.randn(512, 64)
+            >>> head = hstree.ScreenedSoftmax.from_linear(linear, hidden, exact=1000).eval()
+            >>> torch.allclose(head.scores(hidden[:4]), linear(hidden[:4]), atol=1e-4)
+            True
+        """
+        found = self._screened(self._queried(hidden), self.exact, 1, all_scores=True)
+        return found.scores.view(*hidden.shape[:-1], self.n_classes)
+
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         if self.training:
             raise RuntimeError(
