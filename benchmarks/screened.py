@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from benchmarks.pages import page_parser, publish, seconds
 from benchmarks.smollm2 import TITLE, read_model
-from hstree.decoding import expected_acceptance
 from hstree.heads import ScreenedSoftmax
 from hstree.lab.report import Report
 from hstree.lm.table import table
@@ -40,8 +39,8 @@ SHAPES = ((72, 8, 1024), (144, 4, 1024), (144, 8, 1024), (288, 4, 1024), (288, 8
           (576, 4, 1024))  # fmt: skip
 PRODUCTS = {"product, float32": torch.float32, "product, bfloat16": torch.bfloat16}
 NOTES = (
-    "Best word: share of the contexts whose most probable word is found. Acceptance: mean over the "
-    "contexts of the sum of min(p, q), how often a word drawn from q is accepted as one of p.",
+    "Best word: share of the contexts whose most probable word is found. Overlap: mean over the "
+    "contexts of the sum of min(p, q), for the probabilities p of the layer and q of the row.",
     "Bytes: those of the preview and of the exact rows as a share of the float32 weight.",
     "Times are medians of calls that take turns in random order, on other contexts in each turn: "
     "of the best word (of a product, without its argmax), as shares of the product with as many "
@@ -61,7 +60,7 @@ class Contestant:
     calls: Mapping[str, Callable[[Tensor], object]]
     bytes: float  # share of those of the float32 weight
     found: float | None = None
-    acceptance: float | None = None
+    overlap: float | None = None
     times: dict[tuple[int, str], float] = field(default_factory=dict)
 
 
@@ -105,13 +104,13 @@ def log_probs(call: Callable[[Tensor], Any], dtype: torch.dtype, hidden: Tensor)
 def judge(
     linear: nn.Linear, log_q: Callable[[Tensor], Tensor], hidden: Tensor
 ) -> tuple[float, float]:
-    """Share of best words found, and acceptance."""
-    found, accepted = 0.0, 0.0
+    """Share of best words found, and overlap."""
+    found, overlap = 0.0, 0.0
     for rows in torch.split(hidden, 128):
         log_p, of_rows = linear(rows).log_softmax(1), log_q(rows)
         found += float((log_p.argmax(1) == of_rows.argmax(1)).sum())
-        accepted += float(expected_acceptance(log_p, of_rows).sum())
-    return found / len(hidden), accepted / len(hidden)
+        overlap += float(torch.minimum(log_p, of_rows).exp().sum())
+    return found / len(hidden), overlap / len(hidden)
 
 
 @torch.inference_mode()
@@ -220,7 +219,7 @@ def times_table(title: str, contestants: list[Contestant], quality: bool) -> Any
     columns: list[Any] = [("", lambda one: one.name), ("bytes", lambda one: one.bytes, share)]
     if quality:
         columns.append(("best word", lambda one: one.found, lambda x: decimals(x, 4)))
-        columns.append(("acceptance", lambda one: one.acceptance, lambda x: decimals(x, 3)))
+        columns.append(("overlap", lambda one: one.overlap, lambda x: decimals(x, 3)))
     for n in ROWS:
         for name in PRODUCTS:
             get = partial(lambda key, one: one.times.get(key), (n, name))
@@ -238,7 +237,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         contestants = products(linear)
         for one, (name, dtype) in zip(contestants, PRODUCTS.items(), strict=True):
             call = partial(log_probs, one.calls[name], dtype)
-            one.found, one.acceptance = judge(linear, call, test)
+            one.found, one.overlap = judge(linear, call, test)
         contestants += others(linear, fit, test)
     heads = {"chosen: ": ScreenedSoftmax.from_linear(linear, fit)}
     heads["no contexts: "] = ScreenedSoftmax.from_linear(linear)
@@ -247,7 +246,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         heads[f"{rank} {bits} {exact}"] = head
     for name, head in heads.items():
         one = screen(linear, head, name if name.endswith(": ") else "")
-        one.found, one.acceptance = judge(linear, head.log_prob, test)
+        one.found, one.overlap = judge(linear, head.log_prob, test)
         contestants.append(one)
     measure_times(contestants, test)
     classes, features = RANDOM

@@ -16,8 +16,8 @@ def test_contestants_of_a_small_layer() -> None:
     linear, hidden = nn.Linear(32, 640, bias=False), 9 * torch.randn(300, 32)
     exact = lambda x: linear(x).log_softmax(1)  # noqa: E731
     assert judge(linear, exact, hidden) == pytest.approx((1, 1))
-    accepted = {one.name: one.acceptance or 0.0 for one in others(linear, hidden, hidden)}
-    assert 0.9 > accepted["160 words"] > accepted["40 words"] > 1 / 16
+    overlap = {one.name: one.overlap or 0.0 for one in others(linear, hidden, hidden)}
+    assert 0.9 > overlap["160 words"] > overlap["40 words"] > 1 / 16
     head = ScreenedSoftmax.from_linear(linear, hidden, rank=32, bits=4, exact=64)
     one = screen(linear, head)
     assert one.bytes == pytest.approx(4 / 32 + 64 / 640)

@@ -454,8 +454,8 @@ class Head(nn.Module, ABC):
     ) -> Tensor:
         """Log-probabilities of K classes of each row. Differentiable.
 
-        For distillation from the top k of a teacher, losses over several labels, scoring of
-        candidates and verification of drafts. Trees score the root once for each row. Without
+        For distillation from the top k of a teacher, losses over several labels and scoring of
+        candidates. Trees score the root once for each row. Without
         gradients on the CPU they look up candidates that share paths, so that every node is scored
         once; otherwise they score the groups of all candidates together, or all classes where that
         is less work. Other heads compute all classes, in chunks of rows.

@@ -120,8 +120,6 @@ GENERATE: dict[str, tuple[list[str], list[str]]] = {
     "--temperature": (["0.5", "1", "3"], POSITIVE[1]),
     "--top-k": (["1", "3", "100000"], COUNT[1]),
     "--top-p": (["0.1", "1"], ["0", "1.1", *NOT_NUMBERS]),
-    "--draft": ([], ["missing", "", "."]),
-    "--draft-words": (["1", "4"], COUNT[1]),
     "--seed": (["0", "5"], ["x", "1.5"]),
     "--threads": (["1"], ["0", "1025", "x"]),
 }

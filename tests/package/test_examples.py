@@ -26,7 +26,6 @@ PUBLIC_PACKAGES = [
 ]
 
 WITHOUT_EXAMPLE = {
-    "hstree.lm.models.speculative.SpeculativeOutput": "the result of speculative, which has one",
     "hstree.distributed.sharded_trees.ShardedTreeEnsemble": "the result of shard_trees",
 }
 """Public classes and functions without an example, and why."""

@@ -26,11 +26,10 @@ ROOMS: dict[str, set[str]] = {
     "optim": {"ops"},
     "heads": {"trees", "ops"},
     "distributed": {"trees", "optim", "heads"},
-    "decoding": {"ops", "heads"},
-    "integrations": {"heads", "decoding"},
+    "integrations": {"heads"},
     "lm": {"trees"},
     "lm/data": {"trees", "lm"},
-    "lm/models": {"ops", "heads", "decoding", "lm", "lm/data"},
+    "lm/models": {"heads", "lm", "lm/data"},
     "lm/runs": {"trees", "heads", "lm", "lm/data", "lm/models"},
     "lm/training": {
         *("trees", "ops", "optim", "heads", "distributed"),
@@ -38,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "lm/evaluation": {"lm", "lm/data", "lm/models"},
     "lm/cli": {
-        *("trees", "heads", "decoding", "lm", "lm/data", "lm/models", "lm/runs"),
+        *("trees", "heads", "lm", "lm/data", "lm/models", "lm/runs"),
         *("lm/training", "lm/evaluation"),
     },
     "lab": {

@@ -16,7 +16,6 @@ except ModuleNotFoundError as error:
         "hstree.integrations.transformers needs the package transformers: "
         "pip install 'hstree[transformers]'"
     ) from None
-from packaging.version import Version  # a dependency of transformers
 
 from hstree.heads import (
     ForestSoftmax,
@@ -203,23 +202,12 @@ def _own_softmax(model: transformers.PreTrainedModel, linear: Any, **options: An
 def accelerate_lm_head(
     model: transformers.PreTrainedModel,
     contexts: Tensor | None = None,
-    *,
-    verify: bool = False,
     **options: Any,
 ) -> transformers.PreTrainedModel:
     """Screen the ``lm_head`` of a causal language model, so that it generates faster, in place.
 
-    Without ``verify``, a :class:`hstree.heads.ScreenedSoftmax` replaces the ``lm_head``:
+    A :class:`hstree.heads.ScreenedSoftmax` replaces the ``lm_head``:
     ``generate`` of every kind runs on a distribution close to the model's.
-
-    With ``verify``, the model keeps its distribution, and so its loss and its logits. In greedy
-    decoding and sampling, ``generate`` drafts up to 16 words by the screen on the hidden vectors of
-    the model itself, then computes the logits of all of them in one product, and drops the words
-    from the first on that is not the model's. Greedy text is that of the model, up to rounding;
-    samples have its distribution, with any temperature, top-k, top-p and other processors of logits
-    that hold no state. A batch goes on from the first word that is rejected in any row, so that a
-    few rows gain more than many. Beams, ``return_dict_in_generate``, guidance, watermarks and
-    caches that cannot be cropped run without drafts. The screen is not saved with the model.
 
     Args:
         model: a model that :func:`replace_lm_head` takes, or whose head is a
@@ -227,7 +215,6 @@ def accelerate_lm_head(
         contexts: a few thousand tokens of texts like those to generate, int64 [n, time] without
             padding, or the hidden vectors that the ``lm_head`` reads for them, [..., D]. None: see
             :meth:`hstree.heads.ScreenedSoftmax.from_linear`.
-        verify: whether the model's own head verifies the words.
         **options: further arguments of :meth:`hstree.heads.ScreenedSoftmax.from_linear`.
 
     Returns:
@@ -236,7 +223,6 @@ def accelerate_lm_head(
     Raises:
         TypeError, ValueError: as :func:`replace_lm_head`, and
             :meth:`hstree.heads.ScreenedSoftmax.from_linear`.
-        RuntimeError: with ``verify``, if transformers is older than 5.24.
 
     Example:
         >>> import torch
@@ -244,15 +230,10 @@ def accelerate_lm_head(
         >>> from hstree.integrations.transformers import accelerate_lm_head
         >>> config = GPT2Config(vocab_size=200, n_positions=16, n_embd=16, n_layer=1, n_head=2)
         >>> model, tokens = GPT2LMHeadModel(config).eval(), torch.randint(200, (8, 16))
-        >>> model = accelerate_lm_head(model, tokens, verify=True)
+        >>> model = accelerate_lm_head(model, tokens)
         >>> model.generate(tokens[:1, :4], max_new_tokens=8, do_sample=False).shape
         torch.Size([1, 12])
     """
-    # Up to 5.23 a cropped cache gives another text: tests/integrations/test_verified.py fails.
-    if verify and Version(transformers.__version__) < Version("5.24"):
-        raise RuntimeError(
-            f"verify: expected transformers 5.24 or later, got {transformers.__version__}"
-        )
     lm_head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     replaced = isinstance(lm_head, LMHead)
     if replaced and isinstance(lm_head.head, Softmax):
@@ -267,13 +248,10 @@ def accelerate_lm_head(
         contexts = hidden_states(model, lm_head, contexts)
     own = {name: softmax.config()[name] for name in ("scale", "soft_cap")}
     screen = ScreenedSoftmax.from_linear(softmax, contexts, tied=softmax.tied, **(own | options))
-    head = softmax if verify else screen
     if replaced:
-        attach(model, head)
+        attach(model, screen)
     else:
-        replace_lm_head(model, head)
-    if verify:
-        model.get_output_embeddings().draft = (screen.eval(),)
+        replace_lm_head(model, screen)
     return model
 
 

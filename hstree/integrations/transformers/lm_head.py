@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from hstree.heads import Head, ScreenedSoftmax
+from hstree.heads import Head
 
 
 @dataclass
@@ -64,7 +64,6 @@ class LMHead(nn.Module):
     """
 
     head: Head
-    draft: tuple[ScreenedSoftmax, ...] = ()  # no submodule: it is neither trained nor saved
     bias = None  # read by models and libraries
 
     def __init__(self, head: Head | None = None) -> None:

@@ -28,7 +28,6 @@ from hstree.integrations.transformers.files import (
 )
 from hstree.integrations.transformers.lm_head import Call, LMHead, calls
 from hstree.integrations.transformers.trl import is_fused, score_with_head
-from hstree.integrations.transformers.verified import generate_verified, is_verified
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel as _Base
@@ -82,22 +81,6 @@ class CausalLM(_Base):  # type: ignore[misc]
                 f"loss_function, got {type(self).__name__}"
             )
         return output
-
-    def _sample(  # greedy decoding and sampling of generate
-        self,
-        input_ids: Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        synced_gpus: bool = False,
-        streamer: Any = None,
-        **inputs: Any,
-    ) -> Any:
-        given = (input_ids, logits_processor, stopping_criteria, generation_config)
-        for draft in getattr(self.get_output_embeddings(), "draft", ()):
-            if is_verified(generation_config, synced_gpus):
-                return generate_verified(self, draft, *given, streamer, **inputs)
-        return super()._sample(*given, synced_gpus=synced_gpus, streamer=streamer, **inputs)
 
     @property
     def loss_function(self) -> Any:
@@ -198,7 +181,6 @@ def attach(model: transformers.PreTrainedModel, head: Head) -> None:
     _own_config(model)
     lm_head: LMHead = model.get_output_embeddings()
     lm_head.head = head.to(embedding.weight.device, embedding.weight.dtype)
-    lm_head.draft = ()  # of another weight
     head.reduction = "sum"
     model.config.tie_word_embeddings = bool(tied)
     source = f"{_name_of(model, embedding)}.weight"

@@ -3,7 +3,6 @@
 from .awd_lstm import AWDLSTM, BackboneOutput, State, activation_penalty, cpu_has_lstm, detach
 from .generation import generate, sample_log_prob
 from .language_model import LanguageModel, LanguageModelOutput
-from .speculative import SpeculativeOutput, speculative
 from .stream import read_contexts, read_stream
 
 __all__ = [
@@ -11,7 +10,6 @@ __all__ = [
     "BackboneOutput",
     "LanguageModel",
     "LanguageModelOutput",
-    "SpeculativeOutput",
     "State",
     "activation_penalty",
     "cpu_has_lstm",
@@ -20,5 +18,4 @@ __all__ = [
     "read_contexts",
     "read_stream",
     "sample_log_prob",
-    "speculative",
 ]

@@ -67,7 +67,7 @@ def generate(
         [5, 5]
     """
     n_classes = model.head.n_classes
-    check_prompt(prompt, n_classes)
+    _check_prompt(prompt, n_classes)
     check_int("seed", seed, -(2**63), 2**64 - 1)
     device = model.backbone.embedding.weight.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -98,7 +98,7 @@ def generate(
     plain = temperature is None and top_k is None and top_p is None
     draw = from_sampler if plain else from_log_prob
     _check_options(1.0 if temperature is None else temperature, top_k, top_p, n_classes)
-    check_samples(model, len(prompt), n_words, n_samples, 0 if plain or top_k else n_classes)
+    _check_samples(model, len(prompt), n_words, n_samples, 0 if plain or top_k else n_classes)
     tokens = torch.tensor(prompt, device=device)[:, None].repeat(1, n_samples)
     drawn: list[Tensor] = []
     state: State | None = None
@@ -163,12 +163,12 @@ def sample_log_prob(
     return classes.gather(1, torch.multinomial(prob, 1, generator=generator)).squeeze(1)
 
 
-def check_prompt(prompt: Sequence[int], n_classes: int) -> None:
+def _check_prompt(prompt: Sequence[int], n_classes: int) -> None:
     if not prompt or min(prompt) < 0 or max(prompt) >= n_classes:
         raise ValueError(f"prompt: expected class ids in [0, {n_classes}), got {list(prompt)[:10]}")
 
 
-def check_samples(
+def _check_samples(
     model: LanguageModel, n_read: int, n_words: int, n_samples: int, more: int
 ) -> None:
     """Raises ValueError if samples do not fit into memory. Each has words of 8 bytes, of which

@@ -98,10 +98,10 @@ def test_saved_without_the_rows(kind: Any, tmp_path: Path) -> None:
     head = TreeEnsemble.from_linear(softmax, root=6)
     expected = head.log_prob(hidden)
     head.save(tmp_path / "whole")
-    head.save(tmp_path / "draft", embedding=softmax)
-    sizes = [(tmp_path / name).stat().st_size for name in ("whole", "draft")]
+    head.save(tmp_path / "tied", embedding=softmax)
+    sizes = [(tmp_path / name).stat().st_size for name in ("whole", "tied")]
     assert sizes[0] - sizes[1] > 4 * 200 * D
-    loaded = load_head(tmp_path / "draft", embedding=softmax)
+    loaded = load_head(tmp_path / "tied", embedding=softmax)
     assert loaded.output_embedding is softmax.weight
     assert torch.equal(loaded.log_prob(hidden), expected)
     whole = load_head(tmp_path / "whole", embedding=softmax)
@@ -113,7 +113,7 @@ def test_saved_without_the_rows(kind: Any, tmp_path: Path) -> None:
 
 
 def test_bad_embeddings(tmp_path: Path) -> None:
-    linear, path = nn.Linear(D, 200), tmp_path / "draft"
+    linear, path = nn.Linear(D, 200), tmp_path / "tied"
     head = TreeEnsemble.from_linear(linear, root=6)
     with pytest.raises(ValueError, match="embedding: expected the module to whose weight the head"):
         head.save(path, embedding=nn.Linear(D, 200))

@@ -6,12 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 from lm.training.toy import small_config, write_corpus
 
 from hstree.__main__ import main
-from hstree.heads import TreeEnsemble
-from hstree.lm.runs import load_run
 from hstree.lm.training import train
 
 
@@ -82,33 +79,6 @@ def test_byte_pairs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.out.startswith("the O")
 
 
-@pytest.mark.parametrize("options", ["", "--draft-words 2", "--temperature 0.7"])
-def test_draft(
-    options: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A head that is the model's own has every word accepted; another one, some."""
-    own, other = tmp_path / "own.safetensors", tmp_path / "other.safetensors"
-    model = load_run(str(runs / "softmax"), torch.device("cpu")).model
-    model.head.save(own)
-    torch.manual_seed(0)
-    TreeEnsemble.from_counts(model.head.in_features, [1] * model.head.n_classes).save(other)
-    command = ["generate", str(runs / "softmax"), "--prompt", "the OLD", *options.split()]
-    shares = []
-    for draft in (own, other):
-        assert main([*command, "--draft", str(draft)]) == 0
-        first = capsys.readouterr()
-        assert first.out.startswith("the old ")
-        assert "<unk>" not in first.out
-        accepted = r"; a verification accepted ([\d.]+) of ([\d.]+) drafted words\n"
-        found = re.fullmatch(SPEED.removesuffix(r"\n") + accepted, first.err)
-        assert found
-        shares.append(float(found[1]) / float(found[2]))
-        assert main([*command, "--draft", str(draft)]) == 0
-        assert capsys.readouterr().out == first.out
-    assert shares[0] > 0.9  # all but <unk>
-    assert 0 < shares[1] < 0.9
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -119,11 +89,7 @@ def test_draft(
         ("--top-k 0", "--top-k: expected at least 1, got 0"),
         ("--top-k 9999", "--top-k: expected a whole number from 1 to"),
         ("--top-p 1.5", "--top-p: expected a number above 0 and at most 1, got 1.5"),
-        ("--draft x --top-k 3", "--draft: expected no --top-k, got --top-k 3"),
-        ("--draft x --top-p 0.5", "--draft: expected no --top-p, got --top-p 0.5"),
-        ("--draft missing.safetensors", "missing.safetensors"),
         (f"--samples {2**31}", "--samples: expected at most 2147483647, got 2147483648"),
-        ("--draft-words 0", "--draft-words: expected at least 1, got 0"),
         ("--top-p nan", "--top-p: expected a number above 0 and at most 1, got nan"),
     ],
 )
@@ -136,19 +102,15 @@ def test_bad_options(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("options", ["", "--top-k 3", "--temperature 2", "--draft DRAFT"])
+@pytest.mark.parametrize("options", ["", "--top-k 3", "--temperature 2"])
 def test_samples_beyond_memory_are_refused(
     options: str,
     runs: Path,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    model = load_run(str(runs / "softmax"), torch.device("cpu")).model
-    model.head.save(tmp_path / "draft")
-    given = options.replace("DRAFT", str(tmp_path / "draft")).split()
     monkeypatch.setattr("hstree.lm.models.generation.available_memory", lambda _: 30_000_000)
-    command = ["generate", str(runs / "softmax"), *given, "--words", "2", "--samples"]
+    command = ["generate", str(runs / "softmax"), *options.split(), "--words", "2", "--samples"]
     assert main([*command, "9"]) == 0
     capsys.readouterr()
     assert main([*command, "200000000"]) == 2
