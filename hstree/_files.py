@@ -109,3 +109,9 @@ def read_tensors(
         }
         metadata: dict[str, str] = file.metadata() or {}
     return tensors, metadata
+
+
+def tensor_names(path: str | os.PathLike[str]) -> list[str]:
+    """Names of the tensors of a safetensors file; raises as :func:`read_tensors`."""
+    with safe_open(path, framework="pt") as file:
+        return list(file.keys())

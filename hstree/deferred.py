@@ -176,7 +176,7 @@ class Deferral:
     """
 
     def __init__(self, head: Head, layer: nn.Linear) -> None:
-        self.head = head
+        self.head, self.least = head, LEAST
         with torch.device("meta"):
             self.exact = Softmax(head.in_features, head.n_classes)
         if isinstance(head, ScreenedSoftmax):
@@ -253,7 +253,7 @@ def _deferred_class(kind: type[nn.Linear]) -> type[nn.Linear]:
         if work is not None:
             return work(_tensors(self))
         deferral: Deferral = self.deferral
-        if not _defers(self, hidden, deferral.head.samples_in_training):
+        if not _defers(self, hidden, 0 if deferral.estimates else deferral.least):
             if not torch.is_grad_enabled() and deferral.screens(self, hidden):
                 return deferral.scores(_tensors(self), hidden)
             return kind.forward(self, hidden)
@@ -302,6 +302,7 @@ class DeferredHead(nn.Module):
 
     head: Head
     bias = None  # read by models and libraries
+    least: float = 0
 
     def __init__(self, head: Head) -> None:
         super().__init__()
@@ -310,7 +311,7 @@ class DeferredHead(nn.Module):
     def forward(self, hidden: Tensor, work: Callable[..., Any] | None = None) -> Any:
         if work is not None:
             return work(_tensors(self))
-        if not _defers(self, hidden, True):
+        if not _defers(self, hidden, self.least):
             return self.head.log_prob(hidden)
         dtype = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
         return DeferredLogits.of(Source(self, hidden, _tensors(self)), self.out_features, dtype)
@@ -382,8 +383,8 @@ def _is_plain(tensor: Any) -> bool:
     return type(tensor) in (Tensor, Parameter) and tensor.device.type != "meta"
 
 
-def _defers(layer: Any, hidden: Tensor, always: bool) -> bool:
-    """Whether a call is deferred; ``always``: also if it has few logits."""
+def _defers(layer: Any, hidden: Tensor, least: float) -> bool:
+    """Whether a call is deferred, if it has at least so many logits."""
     grad = torch.is_grad_enabled()
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed():  # type: ignore
         return False
@@ -396,7 +397,7 @@ def _defers(layer: Any, hidden: Tensor, always: bool) -> bool:
     return (
         hidden.is_floating_point()
         and hidden.shape[-1] == layer.in_features
-        and (always or rows * layer.out_features >= LEAST)
+        and rows * layer.out_features >= least
         and (hidden.dtype == tensors[1].dtype or torch.is_autocast_enabled(hidden.device.type))
         # These three names are torch's own: no public one tells whether hooks wait for the gradient
         # of the logits, which a fused loss does not make, or a mode sees each operator.
@@ -503,7 +504,8 @@ class Source:
         """Real logits of hidden vectors."""
         with self.modes(grad):
             if isinstance(self.layer, DeferredHead):
-                value = self.head(tensors, self.training).log_prob(hidden)
+                # A copy: models write into their logits, of which the head may keep some.
+                value = self.head(tensors, self.training).log_prob(hidden).clone()
             else:
                 value = F.linear(hidden, *tensors)
             for function, arguments, options in (*self.then, *steps):

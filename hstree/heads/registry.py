@@ -282,6 +282,28 @@ def _built(
     return head
 
 
+def saved_head(
+    source: str, saved: dict[str, Any], tensors: dict[str, Tensor], embedding: HasWeight
+) -> Head:
+    """The head of a saved model, tied to its embedding if it was.
+
+    Raises:
+        ValueError: if its configuration and tensors are not those of a head; the message begins
+            with ``source``.
+    """
+    given = embedding if saved["config"].get("tied", False) else None
+    try:
+        return _built(source, saved, tensors, given)
+    except Exception as error:  # whatever damaged files lead to
+        if ran_out(error):
+            raise
+        raise ValueError(
+            f"{source}: expected the configuration of the head whose tensors are saved with it, "
+            f"got one that is damaged or of another version of hstree: {type(error).__name__}: "
+            f"{error}"
+        ) from error
+
+
 _SIZES = ("in_features", "n_classes", "units")
 _SMALL = 2**20  # a size up to this costs a few MB, whatever the file holds
 
