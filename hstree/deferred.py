@@ -436,6 +436,8 @@ class Source:
 
     value: Tensor | None = None
     """The logits, once they are computed."""
+    fused: bool = False
+    """Whether a fused loss was computed from it or from a copy."""
 
     def __init__(
         self,
@@ -447,6 +449,7 @@ class Source:
     ) -> None:
         self.layer, self.tensors, self.then = layer, tensors, then
         self.grad = torch.is_grad_enabled()
+        self.origin: Source = self if like is None else like.origin
         if like is not None:
             self.hidden = hidden
             self.grad = self.grad and like.grad
@@ -715,6 +718,7 @@ class DeferredLogits(Tensor):
 
         with self.source.modes(torch.is_grad_enabled()):
             loss = self.source.run(work)
+        self.source.origin.fused = True
         # As in torch, where autocast takes a loss in float32.
         is_cast = torch.is_autocast_enabled(self.device.type)
         loss = loss.to(torch.float32 if is_cast and self.dtype != torch.float64 else self.dtype)
@@ -943,6 +947,16 @@ def _in_range(index: Tensor, size: int) -> bool:
     return index.dtype == torch.int64 and low.item() >= 0 and high.item() < size
 
 
+def _hook(self: DeferredLogits, function: Any, args: Any, kwargs: Any) -> Any:
+    """FSDP asks the outputs of what it has sharded for a hook that tells it when the backward pass
+    begins, which it learns from the loss, too. Other hooks wait for the gradient of real logits."""
+    sharded = any(kind.__name__ == "FSDPModule" for kind in type(self.source.layer).__mro__)
+    if not (self.source.origin.fused or sharded):
+        return NotImplemented
+    with _DisableTorchFunction():
+        return function(self, *args, **kwargs)
+
+
 def _argmax(self: DeferredLogits, function: Any, args: Any, kwargs: Any) -> Any:
     if (*args, *kwargs.values()) not in ((-1,), (self.dim() - 1,)):
         return NotImplemented
@@ -1004,6 +1018,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
         _gather: (Tensor.gather, torch.gather),
         _logsumexp: (Tensor.logsumexp, torch.logsumexp),
         _argmax: (Tensor.argmax, torch.argmax),
+        _hook: (Tensor.register_hook,),
     }.items()
     for function in functions
 }  # fmt: skip
