@@ -36,7 +36,8 @@ NOTES = (
     "0.004 for trees and `sampled`, 0.01 for `adaptive`, and for `linear` 0.02 at 100,000 labels "
     "and 0.01 at 10,000.",
     "A step is forward, backward and optimizer, in milliseconds of CPU time. Precision at n: the "
-    "number of correct labels among the first n, as a share of the largest possible number.",
+    "number of correct labels among the first n, divided by n; recall: divided by the number of "
+    "labels of the row.",
 )
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from hstree._numerics import is_transformed
+from hstree._numerics import is_readable
 
 _NO_NUMBER = (bool, np.bool_, str, bytes, type(None))
 _MOST = 2**63 - 1
@@ -198,7 +198,7 @@ def mark_targets(
     """
     target = check_classes(name, target)
     ignored = target == check_ignore_index(ignore_index)
-    if target.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed():
+    if not is_readable(target):
         bad = target != target.clamp(0, n_classes - 1)
         return target.masked_fill(bad, n_classes).masked_fill(ignored, -1)
     if target.numel():

@@ -57,6 +57,12 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def is_readable(tensor: Tensor) -> bool:
+    """Whether values may be read: without a graph that must not depend on them, and on a CPU, where
+    reading costs no synchronization."""
+    return not (tensor.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed())
+
+
 def is_batched(tensor: Tensor) -> bool:
     """Whether it is a tensor of :func:`torch.func.vmap` or of batched gradients."""
     return is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor)

@@ -14,6 +14,8 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 uncompiled = torch.compiler.disable(  # type: ignore[no-untyped-call]
-    _call, reason="torch.compile has no sparse gradients; pass sparse=False"
+    _call,
+    reason="torch.compile has no sparse gradients (pass sparse=False), and does not look into "
+    "deferred logits that were made outside of what it compiles",
 )
-"""``uncompiled(function, *arguments)`` is ``function(*arguments)``, for row-sparse gradients."""
+"""``uncompiled(function, *arguments)`` is ``function(*arguments)``."""

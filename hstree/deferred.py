@@ -216,7 +216,8 @@ class Deferral:
         if self.seen != _identity(weight):
             # Moved, cast or assigned, if the values are those that were screened.
             same = torch.equal(self.values.to(weight), weight.detach()[self.rows.to(weight.device)])
-            if not same or self.seen[0] == id(weight):
+            written = self.seen[0] == id(weight) and self.seen[1] != _version(weight)
+            if written or not same:
                 raise RuntimeError(
                     "layer: expected the weight that was screened, got one that has changed since; "
                     "call undefer and screen it again"
@@ -653,6 +654,14 @@ class DeferredLogits(Tensor):
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():  # of logits that were made outside
+            from hstree._uncompiled import uncompiled
+
+            return uncompiled(cls._called, function, args, kwargs)
+        return cls._called(function, args, kwargs)
+
+    @classmethod
+    def _called(cls, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if function in _ABOUT:
             with _DisableTorchFunction():
                 return function(*args, **kwargs)

@@ -257,7 +257,6 @@ def _outputs(model: PreTrainedModel, layer: Any, least: float | None = None) -> 
     tokens = ((torch.arange(16) * 7 + 5) % min(rows, 100)).view(2, 8).to(model.device)
     labels = tokens.clone()
     labels[0, :3] = -100
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     state = getattr(layer, "deferral", layer)
     before, state.least = getattr(state, "least", None), least
     hooks = [layer.register_forward_pre_hook(keep)]
@@ -274,9 +273,6 @@ def _outputs(model: PreTrainedModel, layer: Any, least: float | None = None) -> 
         state.least = before
         for hook in hooks:
             hook.remove()
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
 
 
 def _checked(
@@ -314,14 +310,19 @@ def _compare(
 
 @contextmanager
 def _mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Training or evaluation mode, temporarily."""
-    modes = [(module, module.training) for module in model.modules()]
+    """Training or evaluation mode, temporarily; what calls leave in modules goes, too."""
+    modules = [(module, dict(vars(module))) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         model.train(training)
         yield
     finally:
-        for module, mode in modes:  # not train(), which would change what is frozen in it
-            module.training = mode
+        for module, attributes in modules:
+            vars(module).clear()
+            vars(module).update(attributes)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
 
 
 def _hidden_states(model: PreTrainedModel, layer: nn.Module, tokens: Tensor) -> Tensor:

@@ -26,7 +26,8 @@ bool quantize(const float* query, int64_t features, int8_t* values, float& step,
     total += query[i] - query[i];  // NaN unless finite
   }
   step = largest / 127;
-  const float inverse = largest > 0 ? 127 / largest : 0;
+  // Below 4e-37 the inverse of the step overflows: such a row is 0 to every other number here.
+  const float inverse = largest > 4e-37f ? 127 / largest : 0;
   const bool finite = total == 0 && std::isfinite(inverse);
   sum = 0;
   for (int64_t i = 0; i < features; ++i) {

@@ -200,15 +200,24 @@ class ShardedTreeEnsemble(TreeEnsemble):
         own = self.mixed_log_prob(_sum_gradient(hidden, self.mesh), self.log_gate(hidden))
         return _log_sum_exp(own, self.mesh)
 
-    def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def topk_rows(
+        self, hidden: Tensor, k: int, excluded: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Computed from the log-probabilities of all classes, in chunks of rows."""
-        return Head.topk_rows(self, hidden, k)
+        return Head.topk_rows(self, hidden, k, excluded)
 
     def sample_rows(
-        self, hidden: Tensor, n: int, temperature: float, generator: torch.Generator | None
+        self,
+        hidden: Tensor,
+        n: int,
+        temperature: float,
+        generator: torch.Generator | None,
+        excluded: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Every rank draws from its trees. The first rank chooses one of these draws for each draw
         of a row by the gate, and broadcasts its choice."""
+        if excluded is not None:
+            raise self._refusal("exclude")
         group = self.mesh.get_group()
         own, _ = super().sample_rows(hidden, n, temperature, generator)
         drawn = [torch.empty_like(own) for _ in range(self.mesh.size())]

@@ -30,7 +30,8 @@ from hstree._checks import (
     smoothed_frequencies,
 )
 from hstree._files import write_atomic
-from hstree._numerics import autocasts
+from hstree._numerics import autocasts, is_transformed, log_sum_exp
+from hstree.heads.exclude import check_exclude, is_excluded, mask_excluded, topk_without, without
 from hstree.heads.losses import (
     check_class_weight,
     in_row_chunks,
@@ -53,6 +54,9 @@ METADATA_KEY = "hstree.head"
 
 LARGEST_FACTOR, FACTOR_TIMES_NORM = 8.0, 90.0
 """Of the learning rate; benchmarks/results/learning_rates.md."""
+
+ROUNDS = 8
+"""So many times draws that are excluded are drawn again before all classes are scored."""
 
 QUERIES = ("log_prob", "entropy", "topk", "predict", "sample", "candidate_log_prob")
 """Methods that take ``hidden`` [..., D]."""
@@ -306,9 +310,37 @@ class Head(nn.Module, ABC):
         """Numbers that :meth:`class_log_prob` holds for a row."""
         return self.n_classes
 
-    def log_prob(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities [..., V] of all classes, in nats: hidden [..., D]. Differentiable."""
-        return self.class_log_prob(self._queried(hidden)).view(*hidden.shape[:-1], self.n_classes)
+    def tempered_log_prob(self, hidden: Tensor, temperature: float) -> Tensor:
+        """:meth:`class_log_prob` of the distribution that :meth:`sample` draws from."""
+        return tempered(self.class_log_prob(hidden), temperature)
+
+    def log_prob(self, hidden: Tensor, *, exclude: Tensor | None = None) -> Tensor:
+        """Log-probabilities [..., V] of all classes, in nats: hidden [..., D]. Differentiable.
+
+        Args:
+            hidden: context vectors, [..., D].
+            exclude: classes to leave out, int64 or uint8: [K] for all rows, or [..., K] padded
+                with -1. They have -inf, and the probabilities of the others sum to 1.
+
+        Raises:
+            ValueError: for a wrong shape or dtype of ``exclude``; on a CPU, where its values are
+                read, for other values, or if no class is left.
+
+        Example:
+            >>> import torch, hstree
+            >>> head, hidden = hstree.Softmax(8, 5), torch.randn(2, 8)
+            >>> log_prob = head.log_prob(hidden, exclude=torch.tensor([[0, 3], [4, -1]]))
+            >>> log_prob.isneginf().nonzero().tolist()
+            [[0, 0], [0, 3], [1, 4]]
+            >>> torch.allclose(log_prob.exp().sum(1), torch.ones(2))
+            True
+        """
+        rows = self._queried(hidden)
+        excluded = check_exclude(exclude, hidden.shape[:-1], self.n_classes, 1)
+        log_prob = self.class_log_prob(rows)
+        if excluded is not None:
+            log_prob = without(log_prob, excluded)
+        return log_prob.view(*hidden.shape[:-1], self.n_classes)
 
     def entropy(self, hidden: Tensor) -> Tensor:
         """Entropy [...] of each row's distribution, in nats: hidden [..., D]. Differentiable.
@@ -330,32 +362,83 @@ class Head(nn.Module, ABC):
         finite = log_prob.clamp(min=-1e30)  # 0 log 0 = 0, also times the gradient
         return -(log_prob.exp() * finite).sum(1)
 
-    def predict(self, hidden: Tensor) -> Tensor:
-        """Most probable class [...] of each row, int64: hidden [..., D]."""
+    def predict(self, hidden: Tensor, *, exclude: Tensor | None = None) -> Tensor:
+        """Most probable class [...] of each row, int64: hidden [..., D], ``exclude`` as in
+        :meth:`topk`."""
         with torch.no_grad():
-            return self.topk(hidden, 1)[1].squeeze(-1)
+            return self.topk(hidden, 1, exclude=exclude)[1].squeeze(-1)
 
-    def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def topk(
+        self, hidden: Tensor, k: int, *, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The k most probable classes of each row, most probable first.
+
+        Args:
+            hidden: context vectors, [..., D].
+            k: number of classes, at most V, or as many as ``exclude`` leaves.
+            exclude: classes to leave out, as in :meth:`log_prob`: padding, or items that were seen.
+                The values are those of the distribution over the other classes. Trees search for
+                as many classes more, where a search pays.
 
         Returns:
             Log-probabilities [..., k], in nats and differentiable, and classes [..., k].
 
         Raises:
-            ValueError: unless k is a whole number in [1, V].
+            ValueError: unless k is a whole number in [1, V]; for ``exclude`` as in
+                :meth:`log_prob`, or if it leaves fewer than k classes. On a GPU, where its values
+                are not read, the last classes are then excluded ones, of -inf.
+
+        Example:
+            >>> import torch, hstree
+            >>> head = hstree.TreeEnsemble.from_counts(8, range(2000, 0, -1))
+            >>> seen = torch.tensor([[3, 7, 8], [5, -1, -1]])
+            >>> values, classes = head.topk(torch.randn(2, 8), 10, exclude=seen)
+            >>> bool(torch.isin(seen[0], classes[0]).any())
+            False
         """
         k = check_int("k", k, 1, self.n_classes)
-        values, classes = self.topk_rows(self._queried(hidden), k)
+        rows = self._queried(hidden)
+        excluded = check_exclude(exclude, hidden.shape[:-1], self.n_classes, k)
+        values, classes = self.topk_rows(rows, k, excluded)
         shape = (*hidden.shape[:-1], k)
         return values.view(shape), classes.view(shape)
 
-    def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Both results of :meth:`topk`, [N, k] each: hidden [N, F], from :meth:`encode`. Computed
-        in chunks of rows."""
-        chunks = split_rows(self.numbers_of_a_row(hidden.device), hidden)
-        parts = [self.class_log_prob(rows).topk(k, dim=-1) for (rows,) in chunks]
+    def topk_rows(
+        self, hidden: Tensor, k: int, excluded: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Both results of :meth:`topk`, [N, k] each: hidden [N, F], from :meth:`encode`, excluded
+        from :func:`check_exclude`. Computed in chunks of rows."""
+        columns = self.numbers_of_a_row(hidden.device)
+        parts: list[tuple[Tensor, Tensor]]
+        if excluded is None:
+            chunks = split_rows(columns, hidden)
+            parts = [self.class_log_prob(rows).topk(k, dim=-1) for (rows,) in chunks]
+        else:
+            chunks = split_rows(columns, hidden, excluded.expand(hidden.shape[0], -1))
+            parts = [topk_without(self.class_log_prob(rows), k, some) for rows, some in chunks]
         values, classes = zip(*parts, strict=True)
         return torch.cat(values), torch.cat(classes)
+
+    def log_prob_without(
+        self, hidden: Tensor, classes: Tensor, excluded: Tensor, temperature: float = 1.0
+    ) -> Tensor:
+        """Log-probabilities [N, n] of classes [N, n] that are not excluded, normalized over those:
+        hidden [N, F], from :meth:`encode`, excluded from :func:`check_exclude`.
+
+        Scores the classes and those excluded, and all classes of the rows whose excluded ones have
+        more than half of the probability: 1 minus that would be rounded. Reads values.
+        """
+        excluded = excluded.expand(len(hidden), -1)
+        some = self.candidate_rows(hidden, torch.cat([classes, excluded], 1), temperature)
+        log_prob, of_excluded = some[:, : classes.shape[1]], some[:, classes.shape[1] :]
+        log_excluded = log_sum_exp(of_excluded.masked_fill(excluded < 0, -math.inf), 1)
+        most = log_excluded > -math.log(2)
+        rest = torch.log1p(-log_excluded.masked_fill(most, -math.inf).exp())
+        if bool(most.any()):
+            every = self.tempered_log_prob(hidden[most], temperature)
+            of_others = log_sum_exp(mask_excluded(every, excluded[most]), 1)
+            rest = rest.masked_scatter(most, of_others.to(rest.dtype))
+        return log_prob - rest[:, None]
 
     @overload
     def sample(
@@ -366,6 +449,7 @@ class Head(nn.Module, ABC):
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
         return_log_prob: Literal[False] = False,
+        exclude: Tensor | None = None,
     ) -> Tensor: ...
 
     @overload
@@ -377,6 +461,7 @@ class Head(nn.Module, ABC):
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
         return_log_prob: Literal[True],
+        exclude: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]: ...
 
     @torch.no_grad()
@@ -388,6 +473,7 @@ class Head(nn.Module, ABC):
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
         return_log_prob: bool = False,
+        exclude: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Classes drawn from each row's distribution, independently: hidden [..., D].
 
@@ -402,6 +488,9 @@ class Head(nn.Module, ABC):
             generator: random generator on the device of ``hidden``; None: the default one.
             return_log_prob: whether to return the log-probabilities of the classes as well, under
                 the distribution that they are drawn from: exact, for trees under the whole mixture.
+            exclude: classes that are not drawn, as in :meth:`log_prob`: draws and
+                log-probabilities are those of the distribution over the other classes. Heads that
+                draw without the scores of all classes draw again, which reads values on a GPU too.
 
         Returns:
             Classes [...], or [..., n] with ``n``, int64. With ``return_log_prob`` also their
@@ -410,7 +499,8 @@ class Head(nn.Module, ABC):
 
         Raises:
             TypeError: if ``generator`` is not a generator.
-            ValueError: for ``n`` or ``temperature`` out of range, or a generator of another device.
+            ValueError: for ``n`` or ``temperature`` out of range, a generator of another device, or
+                ``exclude`` as in :meth:`log_prob`.
 
         Example:
             >>> import torch, hstree
@@ -424,25 +514,65 @@ class Head(nn.Module, ABC):
         check_tensor("hidden", hidden)
         check_generator(generator, hidden.device)
         rows = self._queried(hidden)
-        classes, log_prob = self.sample_rows(rows, draws, temperature, generator)
+        excluded = check_exclude(exclude, hidden.shape[:-1], self.n_classes, 1)
+        classes, log_prob = self.sample_rows(rows, draws, temperature, generator, excluded)
         shape = hidden.shape[:-1] if n is None else (*hidden.shape[:-1], draws)
         if not return_log_prob:
             return classes.view(shape)
         if log_prob is None:
-            log_prob = self.candidate_rows(rows, classes, temperature)
+            log_prob = (
+                self.candidate_rows(rows, classes, temperature)
+                if excluded is None
+                else self.log_prob_without(rows, classes, excluded, temperature)
+            )
         return classes.view(shape), log_prob.view(shape)
 
     def sample_rows(
-        self, hidden: Tensor, n: int, temperature: float, generator: torch.Generator | None
+        self,
+        hidden: Tensor,
+        n: int,
+        temperature: float,
+        generator: torch.Generator | None,
+        excluded: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Classes [N, n] and their log-probabilities [N, n], or None if those are
-        :meth:`candidate_rows`: hidden [N, F], from :meth:`encode`."""
+        :meth:`candidate_rows` or, with excluded from :func:`check_exclude`,
+        :meth:`log_prob_without`: hidden [N, F], from :meth:`encode`."""
         if not len(hidden):
             shape = (0, n)
             return hidden.new_empty(shape, dtype=torch.int64), hidden.new_empty(shape)
-        log_prob = tempered(self.class_log_prob(hidden), temperature)
+        log_prob = self.tempered_log_prob(hidden, temperature)
+        if excluded is not None:
+            log_prob = without(log_prob, excluded)
         classes = torch.multinomial(log_prob.exp(), n, replacement=True, generator=generator)
         return classes, log_prob.gather(1, classes)
+
+    def sample_again(
+        self,
+        hidden: Tensor,
+        n: int,
+        temperature: float,
+        generator: torch.Generator | None,
+        excluded: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
+        """:meth:`sample_rows` of a head that draws without the scores of all classes: draws that
+        are excluded are drawn again and, after :data:`ROUNDS`, from all classes."""
+        if torch.compiler.is_compiling() or is_transformed() or hidden.is_meta:  # no values
+            return Head.sample_rows(self, hidden, n, temperature, generator, excluded)
+        classes, _ = self.sample_rows(hidden, n, temperature, generator)
+        again = is_excluded(classes, excluded)
+        for _ in range(ROUNDS):
+            row, draw = again.nonzero(as_tuple=True)
+            if not len(row):
+                return classes, None
+            some, _ = self.sample_rows(hidden[row], 1, temperature, generator)
+            classes[row, draw] = some.squeeze(1)
+            again = is_excluded(classes, excluded)
+        (rows,) = again.any(1).nonzero(as_tuple=True)
+        excluded = excluded.expand(len(hidden), -1)[rows]
+        some, _ = Head.sample_rows(self, hidden[rows], n, temperature, generator, excluded)
+        classes[rows] = torch.where(again[rows], some, classes[rows])
+        return classes, None
 
     def candidate_log_prob(
         self,
@@ -501,7 +631,7 @@ class Head(nn.Module, ABC):
         :func:`hstree.ops.mark_targets`."""
 
         def chosen(hidden: Tensor, candidates: Tensor) -> Tensor:
-            log_prob = tempered(self.class_log_prob(hidden), temperature)
+            log_prob = self.tempered_log_prob(hidden, temperature)
             return log_prob.gather(1, candidates.clamp(0, self.n_classes - 1))
 
         log_prob = in_row_chunks(chosen, self.n_classes, hidden, candidates)

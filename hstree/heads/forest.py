@@ -367,11 +367,18 @@ class ForestSoftmax(ClassSampler):
         return forest_log_softmax(scores, *self._of_trees(hidden), self.cluster)
 
     def sample_rows(
-        self, hidden: Tensor, n: int, temperature: float, generator: torch.Generator | None
+        self,
+        hidden: Tensor,
+        n: int,
+        temperature: float,
+        generator: torch.Generator | None,
+        excluded: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Draws a tree by the gate, then a class from that tree."""
         if temperature != 1.0 or n > 1 or not len(hidden):
-            return super().sample_rows(hidden, n, temperature, generator)
+            return super().sample_rows(hidden, n, temperature, generator, excluded)
+        if excluded is not None:
+            return self.sample_again(hidden, n, temperature, generator, excluded)
         log_prior, cluster_score = self._of_trees(hidden)
         tree = torch.multinomial(log_prior.exp(), 1, generator=generator).squeeze(1)
         row = torch.arange(hidden.shape[0], device=hidden.device)

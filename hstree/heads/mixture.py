@@ -123,11 +123,18 @@ class _SoftmaxMixture(_Mixture):
         return mixture
 
     def sample_rows(
-        self, hidden: Tensor, n: int, temperature: float, generator: torch.Generator | None
+        self,
+        hidden: Tensor,
+        n: int,
+        temperature: float,
+        generator: torch.Generator | None,
+        excluded: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Draws a component by its prior, then a class from that component: one dense product."""
         if temperature != 1.0 or n > 1 or not len(hidden):
-            return super().sample_rows(hidden, n, temperature, generator)
+            return super().sample_rows(hidden, n, temperature, generator, excluded)
+        if excluded is not None:
+            return self.sample_again(hidden, n, temperature, generator, excluded)
         latent, log_prior = self.components(hidden)
         chosen = torch.multinomial(log_prior.exp(), 1, generator=generator).squeeze(1)
         row = torch.arange(len(hidden), device=hidden.device)

@@ -39,8 +39,7 @@ def precision_at_k(predicted: Tensor, labels: Any, n_classes: int, k: int) -> fl
     if predicted.ndim != 2 or not len(predicted):
         raise ValueError(f"predicted: expected shape [N, K], got {list(predicted.shape)}")
     first = predicted[:, : check_int("k", k, 1, predicted.shape[1])]
-    rows, classes = label_pairs(labels, n_classes)
-    n_rows = labels.shape[0] if hasattr(labels, "shape") else len(labels)
+    rows, classes, n_rows = label_pairs(labels, n_classes)
     if n_rows != len(first):
         raise ValueError(f"labels: expected {len(first)} rows, got {n_rows}")
     found = torch.arange(len(first))[:, None] * n_classes + first

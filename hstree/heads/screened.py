@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hstree._checks import check_bool, check_int, check_number, check_tensor, check_up_to
 from hstree._numerics import no_autocast
 from hstree.heads.base import Head
+from hstree.heads.exclude import topk_without
 from hstree.heads.losses import mask_candidates, split_rows
 from hstree.heads.resizing import ClassChange
 from hstree.heads.tables import Tables, adopt_tables
@@ -298,17 +299,40 @@ class ScreenedSoftmax(Tables, Head):
         return self.candidate_rows(hidden, target[:, None], 1.0).squeeze(1)
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
-        found = self._screened(hidden, self.exact, 1, all_scores=True)
-        return found.scores - found.log_normalizer[:, None]
+        return self.tempered_log_prob(hidden, 1.0)
 
-    def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k best of the ``exact`` classes; of k classes if that is more."""
+    def tempered_log_prob(self, hidden: Tensor, temperature: float) -> Tensor:
+        found = self._screened(hidden, self.exact, 1, temperature, all_scores=True)
+        return found.scores / temperature - found.log_normalizer[:, None]
+
+    def topk_rows(
+        self, hidden: Tensor, k: int, excluded: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The k best of the ``exact`` classes; of k classes, and as many more as are excluded, if
+        that is more."""
+        if excluded is not None:
+            n = min(self.n_classes, max(self.exact, k + excluded.shape[1]))
+            parts = [
+                topk_without(self._screened(rows, n, 1, all_scores=True).scores, k, some)
+                for rows, some in split_rows(
+                    self.n_classes, hidden, excluded.expand(len(hidden), -1)
+                )
+            ]
+            values, classes = zip(*parts, strict=True)
+            return torch.cat(values), torch.cat(classes)
         found = self._screened(hidden, max(self.exact, k), k)
         return found.score - found.log_normalizer[:, None], found.classes
 
     def sample_rows(
-        self, hidden: Tensor, n: int, temperature: float, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        hidden: Tensor,
+        n: int,
+        temperature: float,
+        generator: torch.Generator | None,
+        excluded: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        if excluded is not None:
+            return self.sample_again(hidden, n, temperature, generator, excluded)
         found = self._screened(hidden, self.exact, self.exact, temperature)
         log_normalizer = found.log_normalizer[:, None]
         log_prob = (
@@ -330,11 +354,12 @@ class ScreenedSoftmax(Tables, Head):
         return classes, log_prob
 
     def candidate_rows(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
-        parts = []
-        for rows, classes in split_rows(self.n_classes, hidden, candidates):
-            found = self._screened(rows, self.exact, 1, temperature, all_scores=True)
-            scores = found.scores.gather(1, classes.clamp(0, self.n_classes - 1))
-            parts.append(scores / temperature - found.log_normalizer[:, None])
+        parts = [
+            self.tempered_log_prob(rows, temperature).gather(
+                1, classes.clamp(0, self.n_classes - 1)
+            )
+            for rows, classes in split_rows(self.n_classes, hidden, candidates)
+        ]
         return mask_candidates(torch.cat(parts), candidates, self.n_classes)
 
     def _apart(self) -> Iterator[Tensor]:

@@ -1,7 +1,7 @@
 """Trees over classes: representation, recipes, class vectors and drawings."""
 
 from hstree.trees.describe import describe
-from hstree.trees.labels import label_means
+from hstree.trees.labels import label_means, padded_labels
 from hstree.trees.means import ContextMeans
 from hstree.trees.nested import Nested
 from hstree.trees.recipes import (
@@ -30,6 +30,7 @@ __all__ = [
     "describe",
     "huffman_tree",
     "label_means",
+    "padded_labels",
     "random_tree",
     "recipe_names",
     "tree_seed",

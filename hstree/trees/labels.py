@@ -14,38 +14,108 @@ from hstree.trees.vectors import right_singular_vectors
 
 MOST_FEATURES = 128
 _PIECE = 1 << 16
+_AS_MATRIX = "a 0/1 matrix [N, V] is given as scipy.sparse.csr_array(labels)"
 
 
-def label_pairs(labels: Any, n_classes: int) -> tuple[Tensor, Tensor]:
-    """Row and class int64 [P] of each label.
+def label_pairs(labels: Any, n_classes: int) -> tuple[Tensor, Tensor, int]:
+    """Row and class int64 [P] of each label, by rows, and the number of rows.
 
     Args:
         labels: classes, integers [N] or [N, K], negative where a row has fewer than K labels; or a
             sparse matrix of scipy [N, V] with an entry for each label.
 
     Raises:
-        ValueError: for another shape or dtype, or a class out of range.
+        ValueError: for anything else, such as a 0/1 matrix, or a class out of range.
     """
-    if hasattr(labels, "tocoo"):
-        entries = labels.tocoo()
-        if entries.shape[1] != n_classes:
+    if hasattr(labels, "tocsr"):
+        if labels.shape[1:] != (n_classes,):
             raise ValueError(
-                f"labels: expected a sparse matrix with {n_classes} columns, got {entries.shape}"
+                f"labels: expected a sparse matrix with {n_classes} columns, got {labels.shape}"
             )
-        kept = entries.data != 0
-        row, column = (i[kept].astype(np.int64) for i in (entries.row, entries.col))
-        return torch.from_numpy(row), torch.from_numpy(column)
-    given = torch.as_tensor(labels).cpu()
-    if given.is_floating_point() or given.is_complex() or given.ndim not in (1, 2):
-        raise ValueError(
-            f"labels: expected integers [N] or [N, K], got {given.dtype} of shape "
-            f"{list(given.shape)}"
-        )
-    given = given.long().view(len(given), -1)
+        return _entries(labels)
+    given = _table(labels)
     if given.numel() and int(given.max()) >= n_classes:
         raise ValueError(f"labels: expected classes below {n_classes}, got {int(given.max())}")
+    # As classes, V > 1 columns would repeat some, or give every class to every row.
+    if given.shape[1] == n_classes > 1 and len(given) and torch.equal(given, given.clamp(0, 1)):
+        raise ValueError(
+            "labels: expected classes, integers [N] or [N, K], got a matrix of 0 and 1, of shape "
+            f"{list(given.shape)}; {_AS_MATRIX}"
+        )
     rows, column = (given >= 0).nonzero(as_tuple=True)
-    return rows, given[rows, column]
+    return rows, given[rows, column], len(given)
+
+
+def _entries(matrix: Any) -> tuple[Tensor, Tensor, int]:
+    """Row and column of the entries of a sparse matrix of scipy that are not zero, by rows."""
+    entries = matrix.tocsr(copy=True)
+    entries.sum_duplicates()
+    entries.eliminate_zeros()
+    n_rows = entries.shape[0]
+    rows = np.repeat(np.arange(n_rows), np.diff(entries.indptr))
+    return torch.from_numpy(rows), torch.from_numpy(entries.indices.astype(np.int64)), n_rows
+
+
+def _table(labels: Any) -> Tensor:
+    """Classes that are given as a table, int64 [N, K]."""
+    if isinstance(labels, Tensor) and labels.layout != torch.strided:
+        raise ValueError(
+            f"labels: expected a sparse matrix of scipy, got a tensor of layout {labels.layout}; "
+            "with x = labels.to_sparse_coo().coalesce() it is "
+            "scipy.sparse.coo_array((x.values(), x.indices()), tuple(x.shape))"
+        )
+    try:
+        given = torch.as_tensor(labels).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            "labels: expected rows of K classes, with -1 where a row has fewer, as "
+            "torch.nn.utils.rnn.pad_sequence(rows, True, -1) makes of one tensor a row, got "
+            f"{type(labels).__name__}: {error}"
+        ) from None
+    is_class = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
+    if not is_class or given.ndim not in (1, 2):
+        raise ValueError(
+            f"labels: expected classes, integers [N] or [N, K], got {given.dtype} of shape "
+            f"{list(given.shape)}; {_AS_MATRIX}"
+        )
+    return given.long() if given.ndim == 2 else given.long()[:, None]
+
+
+def padded_labels(matrix: Any) -> Tensor:
+    """The classes of each row of a 0/1 matrix as a table, for the loss over all labels of a row.
+
+    Args:
+        matrix: sparse matrix of scipy [N, V] with an entry for each label.
+
+    Returns:
+        Classes int64 [N, K], increasing, where K is the largest number of labels of a row; -1
+        behind those of a row that has fewer.
+
+    Raises:
+        TypeError: if it is no sparse matrix of scipy.
+
+    Example:
+        >>> import hstree, torch
+        >>> from scipy.sparse import csr_array
+        >>> target = hstree.trees.padded_labels(csr_array([[0, 1, 0, 1], [1, 0, 0, 0]]))
+        >>> target
+        tensor([[ 1,  3],
+                [ 0, -1]])
+        >>> head, hidden = hstree.Softmax(8, 4, ignore_index=-1), torch.randn(2, 8)
+        >>> loss = head(hidden.repeat_interleave(target.shape[1], 0), target.flatten()).loss
+    """
+    if not hasattr(matrix, "tocsr"):
+        raise TypeError(
+            f"matrix: expected a sparse matrix of scipy, got {type(matrix).__name__}; "
+            "scipy.sparse.csr_array makes one of an array"
+        )
+    rows, classes, n_rows = _entries(matrix)
+    count = torch.bincount(rows, minlength=n_rows)
+    # Place of each label in its row: the entries are ordered by rows.
+    place = torch.arange(len(rows)) - (count.cumsum(0) - count)[rows]
+    table = torch.full((n_rows, int(count.max()) if n_rows else 0), -1)
+    table[rows, place] = classes
+    return table
 
 
 def label_means(features: Any, labels: Any, n_classes: int, *, seed: int = 0) -> ContextMeans:
@@ -69,18 +139,19 @@ def label_means(features: Any, labels: Any, n_classes: int, *, seed: int = 0) ->
         >>> means.count.tolist(), (means.sum / means.count[:, None]).tolist()[1]
         ([2, 1, 1], [1.0, 0.0])
     """
-    rows, classes = label_pairs(labels, n_classes)
+    rows, classes, n_rows = label_pairs(labels, n_classes)
     if isinstance(features, Tensor):
         features = features.detach().cpu().numpy()
     if not hasattr(features, "tocsr"):
         features = np.asarray(features)
     if len(features.shape) != 2:
         raise ValueError(f"features: expected shape [N, F], got {list(features.shape)}")
-    if not len(rows) or int(rows.max()) >= features.shape[0]:
-        n_rows = f"{int(rows.max()) + 1} rows" if len(rows) else "none"
+    if n_rows != features.shape[0]:
         raise ValueError(
-            f"labels: expected those of the {features.shape[0]} rows of features, got {n_rows}"
+            f"labels: expected {features.shape[0]} rows, as many as features, got {n_rows}"
         )
+    if not len(rows):
+        raise ValueError("labels: expected at least one label, got none")
     if features.shape[1] > MOST_FEATURES:
         _, axes = right_singular_vectors(features, MOST_FEATURES, seed)
         features = features @ axes.T

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import math
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -57,8 +60,12 @@ def test_head_learns(name: str, labels: int, example: ModuleType) -> None:
     _, (_, target) = example.make_data(SMALL["classes"], labels, (10_000, 500))
     guess = torch.bincount(target.flatten(), minlength=SMALL["classes"]).topk(5).indices
     right = (guess[:, None] == target[:, None, :]).any(2).float()
-    for n, found in zip((1, 5), result.precision, strict=True):
-        assert 2 * right[:, :n].sum(1).mean() / min(n, labels) < found <= 1
+    found = dict(zip(example.SCORES, result.scores, strict=True))
+    for n in (1, 5):
+        assert 2 * right[:, :n].sum(1).mean() / n < found[f"precision@{n}"] <= min(n, labels) / n
+    assert found["recall@5"] == pytest.approx(found["precision@5"] * 5 / labels)
+    assert 0 < found["nDCG@5"] <= 1
+    assert 0 < found["PSP@5"] <= 1
     assert result.steps == SMALL["steps"]
     assert 0 < result.milliseconds < 1000
     assert 0 < result.before_mib <= result.peak_mib < 5000
@@ -90,6 +97,104 @@ def test_loss_of_several_labels(example: ModuleType) -> None:
         torch.testing.assert_close(example.loss(head, hidden, target), expected.mean())
 
 
+def test_loss_skips_the_padding(example: ModuleType) -> None:
+    hidden, target = torch.randn(3, 128), torch.tensor([[4, 7], [2, -1], [-1, -1]])
+    linear = torch.nn.Linear(128, 50)
+    softmax = example.hstree.heads.Softmax(128, 50)
+    softmax.load_state_dict(linear.state_dict())
+    log_prob = linear(hidden).log_softmax(1)
+    expected = -(log_prob[0, 4] + log_prob[0, 7] + log_prob[1, 2]) / 3
+    for head in (linear, softmax):
+        torch.testing.assert_close(example.loss(head, hidden, target), expected)
+
+
+def scores_of_a_row(first: list[int], labels: set[int], weight: list[float]) -> list[float]:
+    """By their definitions; the best weights by trying all sets of labels."""
+
+    def gain(order: Iterable[int]) -> float:
+        return sum(1 / math.log2(i + 2) for i, c in enumerate(order) if c in labels)
+
+    def worth(order: Iterable[int]) -> float:
+        return sum(weight[c] for c in order if c in labels)
+
+    if not labels:
+        return [0.0] * 5
+    n, hits = len(first), len(labels & {*first})
+    sets = itertools.combinations(labels, min(n, len(labels)))
+    best = max(worth(some) for some in sets)
+    ideal = gain([*labels][:n])
+    return [hits / n, hits / len(labels), gain(first) / ideal, worth(first), best]
+
+
+@pytest.mark.parametrize("n", [1, 3, 5])
+def test_scores_are_those_of_a_loop(n: int, example: ModuleType) -> None:
+    random = torch.Generator().manual_seed(n)
+    n_rows, n_labels = 40, 12
+    found = torch.rand(n_rows, n_labels, generator=random).argsort(1)[:, :5]
+    target = torch.rand(n_rows, n_labels, generator=random).argsort(1)[:, :7]
+    target[torch.rand(n_rows, 7, generator=random) < 0.6] = -1
+    target[3] = -1
+    counts = torch.randint(30, (n_labels,), generator=random)
+    weight = example.inverse_propensity(counts, 500, 0.6, 2.6)
+    for v in range(n_labels):
+        exponent = -0.6 * math.log(int(counts[v]) + 2.6)
+        share = 1 / (1 + (math.log(500) - 1) * 3.6**0.6 * math.exp(exponent))
+        assert weight[v] == pytest.approx(1 / share)
+    expected = [
+        scores_of_a_row(row[:n], {c for c in labels if c >= 0}, weight.tolist())
+        for row, labels in zip(found.tolist(), target.tolist(), strict=True)
+    ]
+    np.testing.assert_allclose(example.scores(found, target, weight, n), expected, rtol=1e-12)
+
+
+ROWS = """3 4 6
+5,2 0:3.0 3:4.0
+ 1:2.5
+0 2:-1
+"""
+
+
+def test_read_data(example: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "train.txt"
+    path.write_text(ROWS)
+    features, labels = example.read_data(str(path))
+    assert features.toarray().tolist() == [
+        pytest.approx([0.6, 0, 0, 0.8]),
+        [0, 1, 0, 0],
+        [0, 0, -1, 0],
+    ]
+    assert labels.toarray().tolist() == [[0, 0, 1, 0, 0, 1], [0] * 6, [1, 0, 0, 0, 0, 0]]
+    assert example.batch((features, labels), np.array([0, 1]))[1].tolist() == [[2, 5], [-1, -1]]
+    assert example.count_labels(labels, 6).tolist() == [1, 0, 1, 0, 0, 1]
+    path.write_text(ROWS.replace(" 1:2.5", "1:2.5"))  # the same row
+    assert (example.read_data(str(path))[0] != features).nnz == 0
+    for text, match in [
+        (ROWS.partition("\n")[2], r'train.txt: expected "N F V" in the first line, got \'5,2 0:3'),
+        (ROWS + "1 0:1\n", "train.txt: expected 3 rows, as the first line says, got 4"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(SystemExit, match=match):
+            example.read_data(str(path))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_head_learns_from_a_file(name: str, example: ModuleType, tmp_path: Path) -> None:
+    """Labels that one feature decides are found."""
+    random = np.random.default_rng(0)
+    for part in ("train", "test"):
+        lines = ["600 40 80"]
+        for label in random.integers(40, size=600):
+            other = int(random.integers(40))
+            lines.append(f"{label},{label + 40} {label}:2 {other}:0.5")
+        (tmp_path / part).write_text("\n".join(lines) + "\n")
+    data = [str(tmp_path / part) for part in ("train", "test")]
+    result = example.measure(name, labels=1, data=data, **SMALL | {"lr": 0.02})
+    found = dict(zip(example.SCORES, result.scores, strict=True))
+    assert found["precision@1"] > 0.8
+    assert found["recall@5"] > 0.8
+    assert found["precision@5"] == pytest.approx(found["recall@5"] * 2 / 5)
+
+
 @pytest.mark.parametrize(
     ("flags", "match"),
     [
@@ -112,5 +217,5 @@ def test_command(tmp_path: Path) -> None:
     assert done.stderr == ""
     lines = done.stdout.splitlines()
     assert lines[2].startswith("| trees |")
-    assert lines[2].count("|") == lines[0].count("|") == 8
+    assert lines[2].count("|") == lines[1].count("|") == lines[0].count("|") == 11
     assert "torch and the data take" in lines[-1]

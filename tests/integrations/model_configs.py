@@ -823,6 +823,7 @@ VLMS = {
         "image_token_index": 303,
     },
     "T5ForConditionalGeneration": {
+        "decoder_start_token_id": 0,
         "vocab_size": V,
         "d_model": D,
         "d_kv": 8,

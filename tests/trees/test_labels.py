@@ -9,7 +9,9 @@ import pytest
 import scipy.sparse
 import torch
 
-from hstree.trees import label_means
+from hstree import Softmax
+from hstree.heads import TreeEnsemble, precision_at_k
+from hstree.trees import label_means, padded_labels
 from hstree.trees.labels import MOST_FEATURES, label_pairs
 
 N, F, V = 40, 5, 7
@@ -23,11 +25,15 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(N, F, generator=random), labels
 
 
-def as_sparse(labels: torch.Tensor) -> Any:
+def as_matrix(labels: torch.Tensor) -> Any:
     dense = np.zeros((N, V))
     for row, classes in enumerate(labels.tolist()):
         dense[row, [c for c in classes if c >= 0]] = 1.0
-    return scipy.sparse.csr_array(dense)
+    return dense
+
+
+def as_sparse(labels: torch.Tensor) -> Any:
+    return scipy.sparse.csr_array(as_matrix(labels))
 
 
 @pytest.mark.parametrize("of_features", [torch.clone, np.asarray, scipy.sparse.csr_array])
@@ -56,21 +62,85 @@ def test_many_features_keep_their_distances(kind: Any) -> None:
 
 def test_entries_that_are_zero_are_no_labels() -> None:
     stored = scipy.sparse.csr_array(([1.0, 0.0], ([0, 1], [2, 3])), shape=(2, 4))
-    rows, classes = label_pairs(stored, 4)
-    assert (rows.tolist(), classes.tolist()) == ([0], [2])
+    rows, classes, n_rows = label_pairs(stored, 4)
+    assert (rows.tolist(), classes.tolist(), n_rows) == ([0], [2], 2)
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "lil", "dok"])
+def test_padded_labels_are_the_entries_of_each_row(kind: str) -> None:
+    _, labels = data()
+    labels[5] = -1  # a row without any
+    got = padded_labels(as_sparse(labels).asformat(kind))
+    wanted = labels.sort(1).values
+    wanted[::3] = wanted[::3].flip(1)  # -1 behind the one label
+    assert torch.equal(got, wanted)
+    assert padded_labels(as_sparse(labels)[:0]).shape == (0, 0)
+    assert padded_labels(0 * as_sparse(labels)).shape == (N, 0)
+
+
+def test_padded_labels_are_targets_of_the_loss() -> None:
+    """The loss over the table is the mean over the entries of the matrix."""
+    features, labels = data()
+    head = Softmax(F, V, ignore_index=-1)
+    target = padded_labels(as_sparse(labels))
+    got = head(features.repeat_interleave(target.shape[1], 0), target.flatten()).loss
+    matrix = torch.from_numpy(as_matrix(labels)).bool()
+    torch.testing.assert_close(got, -head.log_prob(features)[matrix].mean())
+
+
+def test_padded_labels_of_something_else() -> None:
+    with pytest.raises(TypeError, match=r"matrix: expected a sparse matrix of scipy, got ndarray"):
+        padded_labels(np.eye(3))
 
 
 @pytest.mark.parametrize(
     ("features", "labels", "match"),
     [
         (torch.zeros(3), [0, 1, 2], r"features: expected shape \[N, F\], got \[3\]"),
-        (torch.zeros(2, 3), [0, 1, 2], "labels: expected those of the 2 rows.*, got 3 rows"),
-        (torch.zeros(2, 3), [-1, -1], "labels: expected those of the 2 rows.*, got none"),
+        (torch.zeros(2, 3), [0, 1, 2], "labels: expected 2 rows, as many as features, got 3"),
+        (torch.zeros(4, 3), [0, 1, 2], "labels: expected 4 rows, as many as features, got 3"),
+        (torch.zeros(2, 3), as_sparse(data()[1]), f"labels: expected 2 rows, .*, got {N}"),
+        (torch.zeros(2, 3), [-1, -1], "labels: expected at least one label, got none"),
         (torch.zeros(2, 3), [0, V], f"labels: expected classes below {V}, got {V}"),
-        (torch.zeros(2, 3), [0.5, 1.0], r"labels: expected integers \[N\] or \[N, K\], got torch"),
+        (
+            torch.zeros(2, 3),
+            [0.5, 1.0],
+            r"labels: expected classes, integers \[N\] or \[N, K\], got",
+        ),
         (torch.zeros(2, 3), scipy.sparse.csr_array((2, 3)), f"matrix with {V} columns, got"),
+        (torch.zeros(2, 3), [[0, 1], [2]], "with -1 where a row has fewer.*pad_sequence.*got list"),
+        (
+            torch.zeros(3, 3),
+            torch.eye(3).to_sparse(),
+            r"layout torch.sparse_coo; with x = .*scipy.sparse.coo_array",
+        ),
     ],
 )
 def test_bad_data(features: Any, labels: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         label_means(features, labels, V)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int64, np.uint8, np.float32])
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy, np.ndarray.tolist])
+def test_a_matrix_of_0_and_1_is_no_table_of_classes(kind: Any, dtype: Any) -> None:
+    """Refused with the way, which then gives what the table of classes gives."""
+    features, labels = data()
+    matrix = kind(as_matrix(labels).astype(dtype))
+    found = torch.rand(N, V).argsort(1)
+    for use in (
+        lambda given: label_means(features, given, V).sum,
+        lambda given: torch.tensor(precision_at_k(found, given, V, 2)),
+        lambda given: TreeEnsemble.from_features(F, V, features, given).nodes.root_bias,
+    ):
+        with pytest.raises(ValueError, match=r"labels: expected classes, .*csr_array\(labels\)$"):
+            use(matrix)
+        torch.testing.assert_close(use(scipy.sparse.csr_array(matrix)), use(labels))
+
+
+def test_the_way_for_tensors_that_are_sparse() -> None:
+    labels = torch.tensor([[0, 1, 1], [0, 0, 1]]).to_sparse()
+    x = labels.to_sparse_coo().coalesce()
+    matrix = scipy.sparse.coo_array((x.values(), x.indices()), tuple(x.shape))
+    assert padded_labels(matrix).tolist() == [[1, 2], [2, -1]]
+    assert [part.tolist() for part in label_pairs(matrix, 3)[:2]] == [[0, 0, 1], [1, 2, 2]]

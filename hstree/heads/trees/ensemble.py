@@ -18,8 +18,9 @@ from hstree._checks import (
     check_number,
     check_seed,
 )
-from hstree._numerics import is_transformed, log_sum_exp, sum_dtype
+from hstree._numerics import is_readable, is_transformed, log_sum_exp, sum_dtype
 from hstree.heads.base import Head
+from hstree.heads.exclude import is_excluded
 from hstree.heads.losses import split_rows
 from hstree.heads.options import name_builder_options
 from hstree.heads.resizing import ClassChange
@@ -549,28 +550,46 @@ class TreeEnsemble(Head):
         return self.layout.numbers_of_a_row(device)
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
+        return self.tempered_log_prob(hidden, 1.0)
+
+    def tempered_log_prob(self, hidden: Tensor, temperature: float) -> Tensor:
         """On a GPU in chunks of rows, if no gradients are recorded: the scores of all nodes take
         more memory than the result."""
         if hidden.device.type == "cpu" or records_gradients(hidden, *self.parameters()):
-            return self.mixed_log_prob(hidden, self.log_gate(hidden))
+            return self.mixed_log_prob(hidden, self.log_gate(hidden), temperature)
         chunks = split_rows(self.numbers_of_a_row(hidden.device), hidden)
-        parts = [self.mixed_log_prob(x, self.log_gate(x)) for (x,) in chunks]
+        parts = [self.mixed_log_prob(x, self.log_gate(x), temperature) for (x,) in chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def mixed_log_prob(self, hidden: Tensor, log_gate: Tensor) -> Tensor:
+    def mixed_log_prob(self, hidden: Tensor, log_gate: Tensor, temperature: float = 1.0) -> Tensor:
         """Log-probabilities [N, V] of all classes: hidden [N, D], log_gate [N, T] the logarithms of
         the weights of the trees."""
-        return all_log_prob(self.nodes(self.layout), self.layout, hidden, log_gate)
+        return all_log_prob(self.nodes(self.layout), self.layout, hidden, log_gate, temperature)
 
-    def topk_rows(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def topk_rows(
+        self, hidden: Tensor, k: int, excluded: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """On a CPU by best-first search, which scores few nodes if few classes share most of the
         probability (see :func:`hstree.ops.tree_topk`), and the rows whose search is given up from
         all classes, in chunks of rows. On a GPU always from all classes."""
+        if excluded is not None:
+            return self._topk_without(hidden, k, excluded)
         with torch.no_grad():
             values, classes = self._topk(hidden, k)
         if records_gradients(hidden, *self.parameters()):
             values = self.candidate_rows(hidden, classes, 1.0)
         return values.to(sum_dtype(hidden.dtype)), classes
+
+    def _topk_without(self, hidden: Tensor, k: int, excluded: Tensor) -> tuple[Tensor, Tensor]:
+        """The first k of as many more classes as are excluded, where they are searched for."""
+        most = min(k + excluded.shape[1], self.n_classes)
+        if not is_readable(hidden) or not pays_to_search(self.layout, hidden, most):
+            return super().topk_rows(hidden, k, excluded)
+        with torch.no_grad():
+            _, classes = self._topk(hidden, most)
+            last = is_excluded(classes, excluded).int().argsort(dim=1, stable=True)
+            classes = classes.gather(1, last[:, :k])
+        return self.log_prob_without(hidden, classes, excluded), classes
 
     def _topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         if hidden.device.type != "cpu":
@@ -596,12 +615,19 @@ class TreeEnsemble(Head):
         return values, classes
 
     def sample_rows(
-        self, hidden: Tensor, n: int, temperature: float, generator: torch.Generator | None
+        self,
+        hidden: Tensor,
+        n: int,
+        temperature: float,
+        generator: torch.Generator | None,
+        excluded: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Ancestral sampling: a tree by the gate, then a child at each node. O(T L) scores per
         row."""
         if hidden.device.type not in ("cpu", "cuda"):
-            return super().sample_rows(hidden, n, temperature, generator)
+            return super().sample_rows(hidden, n, temperature, generator, excluded)
+        if excluded is not None:
+            return self.sample_again(hidden, n, temperature, generator, excluded)
         blocks, log_gate = self.nodes(self.layout), self.log_gate(hidden)
         return sample_classes(blocks, self.layout, hidden, log_gate, n, temperature, generator)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,8 +14,6 @@ from hstree.lm._memory import available_memory, gibibytes
 
 from .awd_lstm import State
 from .language_model import LanguageModel
-
-_REDRAWS = 100
 
 
 @torch.no_grad()
@@ -71,29 +69,25 @@ def generate(
     check_int("seed", seed, -(2**63), 2**64 - 1)
     device = model.backbone.embedding.weight.device
     generator = torch.Generator(device).manual_seed(seed)
+    exclude = None if avoid is None else torch.tensor([avoid], device=device)
 
     def from_log_prob(hidden: Tensor) -> Tensor:
         if top_k is None:
-            log_prob = model.head.log_prob(hidden)
+            log_prob = model.head.log_prob(hidden, exclude=exclude)
             classes = torch.arange(n_classes, device=device).expand_as(log_prob)
-        else:  # one more, because the avoided class may be among them
-            most = min(n_classes, top_k + (avoid is not None))
-            log_prob, classes = model.head.topk(hidden, most)
-        if avoid is not None:
-            log_prob = log_prob.masked_fill(classes == avoid, -torch.inf)
+        else:
+            most = min(n_classes - (avoid is not None), top_k)
+            log_prob, classes = model.head.topk(hidden, most, exclude=exclude)
         place = sample_log_prob(
             log_prob,
             generator,
             temperature=1.0 if temperature is None else temperature,
-            top_k=top_k,
             top_p=top_p,
         )
         return classes.gather(1, place[:, None]).squeeze(1)
 
     def from_sampler(hidden: Tensor) -> Tensor:
-        return _sample_but(
-            hidden, avoid, lambda h: model.head.sample(h, generator=generator), from_log_prob
-        )
+        return model.head.sample(hidden, generator=generator, exclude=exclude)
 
     plain = temperature is None and top_k is None and top_p is None
     draw = from_sampler if plain else from_log_prob
@@ -183,26 +177,6 @@ def _check_samples(
             f"words, which take at least {gibibytes(size)}, where {gibibytes(available)} are "
             "available"
         )
-
-
-def _sample_but(
-    hidden: Tensor,
-    avoid: int | None,
-    sample: Callable[[Tensor], Tensor],
-    otherwise: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """Draws by ``sample`` until the word is not ``avoid``; after many attempts by ``otherwise``."""
-    word = sample(hidden)
-    if avoid is None:
-        return word
-    for _ in range(_REDRAWS):
-        again = word.eq(avoid).nonzero().squeeze(1)
-        if not len(again):
-            return word
-        word[again] = sample(hidden[again])
-    again = word.eq(avoid).nonzero().squeeze(1)
-    word[again] = otherwise(hidden[again])
-    return word
 
 
 def _check_options(

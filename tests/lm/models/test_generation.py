@@ -98,11 +98,11 @@ def test_trees_are_walked_down(monkeypatch: pytest.MonkeyPatch) -> None:
     every_option: list[dict[str, Any]] = [{}, {"top_k": 3}, {"top_k": 4, "top_p": 0.9, "avoid": 2}]
     expected = [generate(model, [3], 9, 2, **options) for options in every_option]
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise AssertionError("log-probabilities of all classes")
 
     monkeypatch.setattr(Head, "log_prob", refuse)
-    monkeypatch.setattr(TreeEnsemble, "class_log_prob", refuse)
+    monkeypatch.setattr(TreeEnsemble, "mixed_log_prob", refuse)
     assert [generate(model, [3], 9, 2, **options) for options in every_option] == expected
     for options in ({"temperature": 1.0}, {"top_p": 1.0}):
         with pytest.raises(AssertionError, match="all classes"):
