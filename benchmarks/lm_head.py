@@ -40,7 +40,7 @@ def windows(tokenizer: Any, text: Path) -> Tensor:
 
 
 def replaced(model: Any, *arguments: Any) -> Any:
-    from hstree.integrations.transformers import replace_lm_head
+    from hstree.transformers import replace_lm_head
 
     return replace_lm_head(model, *arguments)
 

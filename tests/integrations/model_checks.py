@@ -39,6 +39,8 @@ def inputs(name: str) -> tuple[dict[str, Any], Tensor]:
     given: dict[str, Any] = {"input_ids": ids}
     if name == "GitForCausalLM":
         given["pixel_values"] = torch.randn(BATCH, 3, 16, 16, generator=generator)
+    if name == "T5ForConditionalGeneration":
+        given["decoder_input_ids"] = ids
     return given, labels
 
 
@@ -76,7 +78,8 @@ def check_class(name: str, folder: Path) -> tuple[str, str]:
     try:
         replaced = _quietly(lambda: replace_lm_head(copy.deepcopy(model)))
     except TypeError as error:
-        assert "expected a" in str(error)
+        if "expected a" not in str(error):
+            raise
         return REFUSED, REFUSED
     if plain is None:
         return ALONE, ALONE
@@ -108,11 +111,11 @@ def check_class(name: str, folder: Path) -> tuple[str, str]:
     assert _bytes(folder / "replaced") == _bytes(folder / "again")
 
     if name != "GitForCausalLM":
-        contexts = torch.randint(5, 256, (4, 24), generator=torch.Generator().manual_seed(9))
+        contexts = None
+        if not model.config.is_encoder_decoder:
+            contexts = torch.randint(5, 256, (4, 24), generator=torch.Generator().manual_seed(9))
         classes = model.get_output_embeddings().out_features
-        fast = _quietly(
-            lambda: accelerate_lm_head(copy.deepcopy(model), contexts, exact=classes)
-        )
+        fast = _quietly(lambda: accelerate_lm_head(copy.deepcopy(model), contexts, exact=classes))
         text = _try(lambda: generate(model, **PENALTY))
         if text is not None:
             assert torch.equal(generate(fast, **PENALTY), text)
@@ -121,7 +124,8 @@ def check_class(name: str, folder: Path) -> tuple[str, str]:
     try:
         other = _quietly(lambda: replace_lm_head(copy.deepcopy(model), "mos", components=2))
     except ValueError as error:
-        assert "expected None, 'softmax'" in str(error) or "expected the" in str(error), error
+        if "expected None, 'softmax'" not in str(error):
+            raise
         return outcome, REFUSED
     _fit(other.train(), given, labels)
     other.eval().save_pretrained(folder / "mos")
