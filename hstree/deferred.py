@@ -27,6 +27,8 @@ from hstree.heads.functions import Identity, Scaled
 from hstree.heads.tables import Tables
 from hstree.ops import default_chunk_rows
 
+__all__ = ["DeferredHead", "DeferredLogits", "defer_logits", "undefer"]
+
 LEAST = 2**20
 """Logits of the smallest call that is deferred: a product of fewer takes less time than the rest of
 a deferred step."""

@@ -410,8 +410,10 @@ class _Saver:
         head, embedding = layer.head, self.model.get_input_embeddings()
         state = options.pop("state_dict", None)
         state = dict(self.model.state_dict() if state is None else state)
+        place = f"{_name_of(self.model, layer)}.head."
         for name in tied_names(head, embedding):  # saved as the embedding
-            state.pop(f"{_name_of(self.model, layer)}.head.{name}", None)
+            state.pop(f"{place}{name}", None)
+        names = [key.removeprefix(place) for key in state if key.startswith(place)]
         type(self.model).save_pretrained(
             self.model, save_directory, *args, state_dict=state, **options
         )
@@ -420,9 +422,7 @@ class _Saver:
         folder = Path(save_directory)
         (folder / "modeling_hstree.py").write_text(_CODE, encoding="utf-8")
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        entry = {"name": head.name, "config": head.config()}
-        place = f"{_name_of(self.model, layer)}.head."
-        entry["tensors"] = [k.removeprefix(place) for k in state if k.startswith(place)]
+        entry = {"name": head.name, "config": head.config(), "tensors": names}
         entry |= {name: config[key] for key, name in _SAVED.items() if key in config}
         text = json.dumps(config | _WRITTEN | {CONFIG_KEY: entry}, indent=2, sort_keys=True)
         (folder / "config.json").write_text(text + "\n", encoding="utf-8")
