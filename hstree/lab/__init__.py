@@ -12,35 +12,31 @@ from .jacobian.compute import (
     summarize_singular_values,
 )
 from .predictions.compute import Prediction, log_prob_at, prediction, random_positions
-from .rank.compute import (
+from .rank import (
     RankResult,
     effective_rank,
+    log_prob_blocks,
     log_prob_rank,
     matrix_rank,
-    plan_rank,
     press_threshold,
     softmax_rank_bound,
 )
-from .rank.matrix import BlockMatrix, model_log_prob, stored_matrix
-from .robustness.compute import noise_ranks, reconstructions
+from .robustness import noise_ranks, reconstructions
 from .significance.compute import Significance, holm, model_perplexities, significance_tests, t_test
 from .study.file import read_study
 from .study.runs import run_study, study_runs
 from .synthetic.compute import SyntheticResult, SyntheticSetting, synthetic_bottleneck
 from .synthetic.heads import choose_head, known_heads
-from .wins.compute import PairwiseWins, pairwise_wins
 from .words.compute import WordSimilarity, model_embeddings, word_similarity
 from .words.files import read_embeddings, read_similarity_sets
 
 __all__ = [
     "Agreement",
-    "BlockMatrix",
     "Comparison",
     "Correlation",
     "FrequencyBin",
     "FunctionView",
     "Histogram",
-    "PairwiseWins",
     "Prediction",
     "RankResult",
     "RunGroup",
@@ -59,15 +55,13 @@ __all__ = [
     "jacobian_singular_values",
     "known_heads",
     "log_prob_at",
+    "log_prob_blocks",
     "log_prob_rank",
     "matrix_rank",
     "mean_and_deviation",
     "model_embeddings",
-    "model_log_prob",
     "model_perplexities",
     "noise_ranks",
-    "pairwise_wins",
-    "plan_rank",
     "prediction",
     "press_threshold",
     "random_positions",
@@ -78,7 +72,6 @@ __all__ = [
     "run_study",
     "significance_tests",
     "softmax_rank_bound",
-    "stored_matrix",
     "study_runs",
     "summarize_singular_values",
     "synthetic_bottleneck",

@@ -10,12 +10,11 @@ from hstree.lab.ensemble.report import COMMAND as tree
 from hstree.lab.function.report import COMMAND as function
 from hstree.lab.jacobian.report import COMMAND as jacobian
 from hstree.lab.predictions.report import COMMAND as predictions
-from hstree.lab.rank.report import COMMAND as rank
-from hstree.lab.robustness.report import COMMAND as robustness
+from hstree.lab.rank import COMMAND as rank
+from hstree.lab.robustness import COMMAND as robustness
 from hstree.lab.significance.report import COMMAND as significance
 from hstree.lab.study import command as study
 from hstree.lab.synthetic.report import COMMAND as synthetic
-from hstree.lab.wins.report import COMMAND as wins
 from hstree.lab.words.report import COMMAND as words
 
 ANALYZE = (
@@ -25,7 +24,6 @@ ANALYZE = (
     rank,
     significance,
     tree,
-    wins,
     words,
 )
 EXPERIMENT = (jacobian, robustness, synthetic)

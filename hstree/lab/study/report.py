@@ -12,7 +12,7 @@ from hstree.lm.runs.results import model_settings
 from hstree.lm.table import Table, count, decimals, latex, probability
 
 from ..comparison.compute import spread
-from ..rank.compute import EPSILONS
+from ..rank import EPSILONS
 from ..report import Report, row_table
 from ..significance.compute import t_test
 from .file import Study

@@ -25,7 +25,7 @@ from hstree._files import write_atomic
 from hstree.lm.runs import UNGROUPED, RunResults, TrainConfig, choose_device, load_run, read_run
 from hstree.lm.training import Reporter, TrainingError, TrainingMemoryError, resume, train
 
-from ..rank.compute import log_prob_rank
+from ..rank import log_prob_rank
 from .engine import locked, make_runs
 from .file import RankSettings, Study, StudyError, StudyModel, run_name
 

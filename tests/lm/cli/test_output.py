@@ -172,7 +172,6 @@ NARROW = [
     f"compare {RUNS}",
     "tree draw runs/long-name-of-a-run-1",
     f"analyze rank {RUNS}",
-    f"analyze wins {RUNS}",
     "analyze tree runs/long-name-of-a-run-1 --against runs/long-name-of-a-run-2 --word cat",
     f"analyze predictions {RUNS} --context the",
     f"analyze words {RUNS} --benchmarks similar.txt",
