@@ -6,7 +6,7 @@ from .correlation.compute import Correlation, correlate
 from .ensemble.clusters import Agreement, tree_agreement
 from .ensemble.losses import FrequencyBin, TreeLoss, frequency_loss, tree_loss
 from .function.compute import FunctionView, Histogram, view_function
-from .jacobian.compute import (
+from .jacobian import (
     jacobian_experiment,
     jacobian_singular_values,
     summarize_singular_values,

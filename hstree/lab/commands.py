@@ -8,7 +8,7 @@ from hstree.lab.comparison import report as compare
 from hstree.lab.correlation.report import COMMAND as correlation
 from hstree.lab.ensemble.report import COMMAND as tree
 from hstree.lab.function.report import COMMAND as function
-from hstree.lab.jacobian.report import COMMAND as jacobian
+from hstree.lab.jacobian import COMMAND as jacobian
 from hstree.lab.predictions.report import COMMAND as predictions
 from hstree.lab.rank import COMMAND as rank
 from hstree.lab.robustness import COMMAND as robustness

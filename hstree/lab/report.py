@@ -139,6 +139,8 @@ def plain_data(value: Any) -> Any:
     """The value as lists, dictionaries, texts and numbers."""
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
         value = value.tolist()
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
