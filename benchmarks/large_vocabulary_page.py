@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from benchmarks import step_times
-from hstree.lab.comparison.compute import spread
+from hstree.lab.comparison import spread
 from hstree.lab.report import Report, made_on
 from hstree.lab.study.plan import Contender
 from hstree.lab.study.records import Records

@@ -1,8 +1,7 @@
 """The measurements of the softmax-bottleneck literature, one subpackage each."""
 
-from .comparison.compute import Comparison, RunGroup, compare, mean_and_deviation
-from .comparison.report import to_csv, to_markdown, validation_curves
-from .correlation.compute import Correlation, correlate
+from .comparison import Comparison, compare
+from .correlation import Correlation, correlate
 from .ensemble.clusters import Agreement, tree_agreement
 from .ensemble.losses import FrequencyBin, TreeLoss, frequency_loss, tree_loss
 from .function.compute import FunctionView, Histogram, view_function
@@ -22,7 +21,7 @@ from .rank import (
     softmax_rank_bound,
 )
 from .robustness import noise_ranks, reconstructions
-from .significance.compute import Significance, holm, model_perplexities, significance_tests, t_test
+from .significance import Significance, holm, model_perplexities, significance_tests, t_test
 from .study.file import read_study
 from .study.runs import run_study, study_runs
 from .synthetic.compute import SyntheticResult, SyntheticSetting, synthetic_bottleneck
@@ -39,7 +38,6 @@ __all__ = [
     "Histogram",
     "Prediction",
     "RankResult",
-    "RunGroup",
     "Significance",
     "SyntheticResult",
     "SyntheticSetting",
@@ -58,7 +56,6 @@ __all__ = [
     "log_prob_blocks",
     "log_prob_rank",
     "matrix_rank",
-    "mean_and_deviation",
     "model_embeddings",
     "model_perplexities",
     "noise_ranks",
@@ -76,11 +73,8 @@ __all__ = [
     "summarize_singular_values",
     "synthetic_bottleneck",
     "t_test",
-    "to_csv",
-    "to_markdown",
     "tree_agreement",
     "tree_loss",
-    "validation_curves",
     "view_function",
     "word_similarity",
 ]

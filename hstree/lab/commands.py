@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from hstree.lab.comparison import report as compare
-from hstree.lab.correlation.report import COMMAND as correlation
+from hstree.lab import comparison
+from hstree.lab.correlation import COMMAND as correlation
 from hstree.lab.ensemble.report import COMMAND as tree
 from hstree.lab.function.report import COMMAND as function
 from hstree.lab.jacobian import COMMAND as jacobian
 from hstree.lab.predictions.report import COMMAND as predictions
 from hstree.lab.rank import COMMAND as rank
 from hstree.lab.robustness import COMMAND as robustness
-from hstree.lab.significance.report import COMMAND as significance
+from hstree.lab.significance import COMMAND as significance
 from hstree.lab.study import command as study
 from hstree.lab.synthetic.report import COMMAND as synthetic
 from hstree.lab.words.report import COMMAND as words
@@ -40,5 +40,5 @@ def add_measurements(commands: Any) -> None:
             measurement.add_command(subcommands)
 
 
-COMMANDS = (compare.add_command, study.add_command, add_measurements)
+COMMANDS = (comparison.add_command, study.add_command, add_measurements)
 """Each registers a command of the laboratory."""

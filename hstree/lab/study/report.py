@@ -11,10 +11,10 @@ from hstree.lm.runs import RunResults
 from hstree.lm.runs.results import model_settings
 from hstree.lm.table import Table, count, decimals, latex, probability
 
-from ..comparison.compute import spread
+from ..comparison import spread
 from ..rank import EPSILONS
 from ..report import Report, row_table
-from ..significance.compute import t_test
+from ..significance import t_test
 from .file import Study
 from .runs import StudyRun
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hstree.lm.table import Table
 
-from ..comparison.compute import spread
+from ..comparison import spread
 from ..report import row_table
 from .plan import Contender, state
 from .records import Records

@@ -79,7 +79,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 WRITING = {
     "experiment robustness --size 12 --repetitions 2 --output disk/out": "out/robustness-noise.png",
     "analyze function run --output disk/out": "out/function-of-the-logits.png",
-    "compare run --plot disk/curves.png": "curves.png",
     "tree build disk/tree --data data": "tree.vocabulary.txt",
     "tree draw words.tree --output disk/tree.png": "tree.png",
 }
@@ -184,7 +183,6 @@ READING = {
     "analyze function run --output disk/out": "--output: expected a folder to write to",
     "study toy.toml --output disk/out": "--output: expected a folder to write to",
     f"train {SMALL} --run disk/run": "cannot create the run folder disk/run",
-    "compare run --plot disk/curves.png": "cannot write disk/curves.png",
     "tree build disk/tree --data data": "cannot write disk/tree.vocabulary.txt",
     "tree draw words.tree --output disk/tree.png": "cannot write disk/tree.png",
 }

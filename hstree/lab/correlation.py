@@ -1,23 +1,147 @@
-"""``hstree analyze correlation``."""
+"""Correlation of two quantities of models, such as the rank of log P and the perplexity.
+
+Pearson's and Spearman's correlation of two columns of a CSV file, such as the one of hstree study,
+with and without outliers: points whose x or y is more than 1.5 interquartile ranges below the first
+or above the third quartile (Tukey 1977). Pearson's 95% interval is by Fisher's transformation,
+tanh(artanh(r) -+ 1.96 / sqrt(n - 3)), the p-values by Student's distribution (Parthiban et al.,
+AAAI 2021, correlate rank and perplexity).
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hstree.lm._arguments import Argument
 from hstree.lm._pictures import COLOURS, legend, panels, plain
-from hstree.lm.table import Table, count, number, probability, table
+from hstree.lm.table import Table, probability
 
-from ..columns import read_columns, skipped
-from ..drawing import MARKERS
-from ..report import Report
-from ..runner import Measurement
-from .compute import FENCE, Correlation, correlate, within
+from .report import MARKERS, Measurement, Report, read_columns, record_table, skipped
+
+Array = npt.NDArray[np.float64]
+FENCE = 1.5  # interquartile ranges from the quartiles to the outliers
+
+
+class Fit(NamedTuple):
+    """Correlation of x and y over n points. ``low`` and ``high`` are the 95% confidence interval of
+    ``pearson``. A p-value is the probability of a correlation at least as far from 0 if x and y are
+    independent; for ``spearman`` it is approximate. ``slope`` and ``intercept`` are those of the
+    least-squares line."""
+
+    n: int
+    pearson: float
+    low: float
+    high: float
+    pearson_p: float
+    spearman: float
+    spearman_p: float
+    slope: float
+    intercept: float
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Points x, y; for each whether it is an outlier of :func:`outliers` in x or in y; the
+    correlation of all points; and of those inside, None if too few are left or x or y is constant
+    among them."""
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    outlier: tuple[bool, ...]
+    overall: Fit
+    inner: Fit | None
+
+
+def correlate(x: Sequence[float], y: Sequence[float], *, groups: int = 1) -> Correlation:
+    """Pearson's and Spearman's correlation of x and y, with and without outliers.
+
+    Args:
+        x, y: finite numbers, one pair for each point; at least two points more than groups.
+        groups: number of groups whose means were removed from x and y before, G. They take
+            G - 1 degrees of freedom from the interval and the p-values. 1: none were removed.
+
+    Raises:
+        ValueError: different lengths, fewer than G + 2 points, a number that is not finite, or a
+            constant x or y.
+
+    Example:
+        >>> from hstree.lab import correlate
+        >>> round(correlate([1, 2, 3, 4], [2, 1, 4, 3]).overall.pearson, 6)
+        0.6
+    """
+    if len(x) != len(y):
+        raise ValueError(f"y: expected {len(x)} values, one for each of x, got {len(y)}")
+    if len(x) < groups + 2:
+        least = "three points" if groups == 1 else f"{groups + 2} points for {groups} groups"
+        raise ValueError(f"x: expected at least {least}, got {len(x)}")
+    points = np.asarray([x, y], dtype=np.float64)
+    for name, values in zip("xy", points, strict=True):
+        if not np.isfinite(values).all():
+            raise ValueError(f"{name}: expected finite numbers, got {values}")
+        if not _varies(values):
+            raise ValueError(f"{name}: expected values that vary, got {len(x)} times {values[0]:g}")
+    outlier = outliers(points[0]) | outliers(points[1])
+    inside = points[:, ~outlier]
+    inner = None
+    if inside.shape[1] >= groups + 2 and _varies(inside[0]) and _varies(inside[1]):
+        inner = _fit(inside[0], inside[1], groups)
+    overall = _fit(points[0], points[1], groups)
+    return Correlation(tuple(x), tuple(y), tuple(outlier.tolist()), overall, inner)
+
+
+def within(values: Sequence[float], groups: Sequence[str]) -> list[float]:
+    """The values less the mean of their group, plus the mean of all: what is left of a quantity
+    without the effect of the group, such as the seed of a run."""
+    array, names = np.asarray(values, dtype=np.float64), np.asarray(groups)
+    result = array + array.mean()
+    for name in np.unique(names):
+        result[names == name] -= array[names == name].mean()
+    return [float(value) for value in result]
+
+
+def outliers(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """For each value, whether it is more than 1.5 interquartile ranges below the first or above the
+    third quartile. Quartiles are interpolated linearly."""
+    array = np.asarray(values, dtype=np.float64)
+    first, third = np.quantile(array, (0.25, 0.75))
+    reach = FENCE * (third - first)
+    outside: npt.NDArray[np.bool_] = (array < first - reach) | (array > third + reach)
+    return outside
+
+
+def _varies(values: Array) -> bool:
+    """Whether the values differ by more than the rounding of their mean."""
+    return bool(np.ptp(values) > 1e-12 * np.abs(values).max())
+
+
+def _fit(x: Array, y: Array, groups: int) -> Fit:
+    from scipy.stats import linregress, norm, pearsonr, spearmanr, t
+
+    freedom = len(x) - 1 - groups
+
+    def p_value(r: float) -> float:
+        """Two-sided, by Student's distribution."""
+        if abs(r) >= 1:
+            return 0.0
+        return float(2 * t.sf(abs(r) * math.sqrt(freedom / ((1 - r) * (1 + r))), freedom))
+
+    r, rho = float(pearsonr(x, y).statistic), float(spearmanr(x, y).statistic)
+    if abs(r) >= 1:
+        low = high = r
+    elif freedom <= 1:
+        low, high = -1.0, 1.0
+    else:  # by Fisher's transformation
+        reach = float(norm.ppf(0.975)) / math.sqrt(freedom - 1)
+        low, high = math.tanh(math.atanh(r) - reach), math.tanh(math.atanh(r) + reach)
+    line = linregress(x, y)
+    slopes = float(line.slope), float(line.intercept)
+    return Fit(len(x), r, low, high, p_value(r), rho, p_value(rho), *slopes)
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -38,12 +162,16 @@ def measure(arguments: argparse.Namespace) -> Report:
         raise ValueError(
             f"{arguments.table}, x = {arguments.x}, y = {arguments.y}: {error}"
         ) from None
-    labels = [_label(line, arguments.label) for line in kept]
+    labels = []
+    for line in kept:
+        cells = {name: line[f"--label {name}"] for name in arguments.label}
+        pairs = cells.values() if len(cells) == 1 else map("=".join, cells.items())
+        labels.append(", ".join(pairs))
     groups = None if arguments.group is None else [line["--group"] for line in kept]
     x, y = _words(arguments.x), _words(arguments.y)
     notes = [
         f"outliers: points whose x or y lies more than {FENCE} interquartile ranges below the "
-        f"first or above the third quartile (Tukey); here {result.outliers} of {len(result.x)}"
+        f"first or above the third quartile (Tukey); here {sum(result.outlier)} of {len(result.x)}"
     ]
     if arguments.within is not None:
         notes.append(
@@ -72,40 +200,27 @@ def correlation_table(result: Correlation, x: str, y: str) -> Table:
     """The coefficients of all points and, if there are outliers, without them. ``x``, ``y``:
     names."""
     rows = [("all points", result.overall)]
-    if result.inner is not None and result.outliers:
-        rows.append((f"without {result.counted}", result.inner))
-    signed = number("+.3f")
-    return table(
-        f"Correlation of {y} with {x}",
-        rows,
-        [
-            ("points", lambda row: row[0]),
-            ("n", lambda row: row[1].n, count),
-            ("Pearson", lambda row: row[1].pearson, signed),
-            ("95% interval", lambda row: (row[1].low, row[1].high), _interval),
-            ("Pearson p", lambda row: row[1].pearson_p, probability),
-            ("Spearman", lambda row: row[1].spearman, signed),
-            ("Spearman p", lambda row: row[1].spearman_p, probability),
-            ("slope", lambda row: row[1].slope, number("+.3g")),
-        ],
-    )
+    if result.inner is not None and any(result.outlier):
+        rows.append((_without(result), result.inner))
+    records = [
+        {"points": points, "n": fit.n, "Pearson": fit.pearson}
+        | {"95% interval": f"{fit.low:+.3f} to {fit.high:+.3f}", "Pearson p": fit.pearson_p}
+        | {"Spearman": fit.spearman, "Spearman p": fit.spearman_p, "slope": fit.slope}
+        for points, fit in rows
+    ]
+    forms = {"Pearson": "+.3f", "Spearman": "+.3f", "slope": "+.3g"}
+    forms |= dict.fromkeys(("Pearson p", "Spearman p"), probability)
+    return record_table(f"Correlation of {y} with {x}", records, forms)
 
 
-def _interval(ends: tuple[float, float]) -> str:
-    return "-" if math.isnan(ends[0]) else f"{ends[0]:+.3f} to {ends[1]:+.3f}"
+def _without(result: Correlation) -> str:
+    n = sum(result.outlier)
+    return f"without {n} outlier{'s' * (n != 1)}"
 
 
 def _words(column: str) -> str:
     """The name of a column as words, with Press, a person's name, capitalized."""
     return column.replace("_", " ").replace("press rank", "Press rank")
-
-
-def _label(line: Mapping[str, Any], names: list[str]) -> str:
-    cells = [line[f"--label {name}"] for name in names]
-    return cells[0] if len(cells) == 1 else ", ".join(map("=".join, zip(names, cells, strict=True)))
-
-
-_ALL_LABELS = 12  # up to this many points, every point has a label; with more, only outliers
 
 
 def correlation_picture(
@@ -119,16 +234,13 @@ def correlation_picture(
     """Plot the points, with open markers for outliers, and the least-squares lines with and without
     outliers. ``labels``: text for each point, drawn at outliers, and at all points if they are few.
     ``groups``: for each point, the value of ``group`` that its color shows, by a scale for numbers,
-    otherwise by a legend. Raises ValueError unless there is one for each point."""
-    for name, texts in (("labels", labels), ("groups", groups)):
-        if texts is not None and len(texts) != len(result.x):
-            raise ValueError(f"{name}: expected {len(result.x)}, one a point, got {len(texts)}")
+    otherwise by a legend."""
     figure, axes = panels(7.2, 4.8)
     points = np.array([result.x, result.y])
     inside = points[0, ~np.array(result.outlier)]
     lines = [(result.overall, points[0], "-", f"all {result.overall.n} points")]
-    if result.inner is not None and result.outliers:
-        lines.append((result.inner, inside, "--", f"without {result.counted} (open)"))
+    if result.inner is not None and any(result.outlier):
+        lines.append((result.inner, inside, "--", f"{_without(result)} (open)"))
     for fit, of, dashes, which in lines:
         ends = np.array([of.min(), of.max()])
         heights = fit.intercept + fit.slope * ends
@@ -145,7 +257,7 @@ def correlation_picture(
             zorder=2,
         )
     for i, text in enumerate(labels or ()):
-        if result.outlier[i] or len(result.x) <= _ALL_LABELS:
+        if result.outlier[i] or len(result.x) <= 12:
             # side of the label, so that the text stays inside
             left = 2 * result.x[i] > points[0].min() + points[0].max()
             offset, side = (-5, "right") if left else (5, "left")
@@ -186,12 +298,6 @@ def _kinds(
 COMMAND = Measurement(
     "correlation",
     "rank against perplexity, over many runs",
-    """\
-Pearson's and Spearman's correlation of two columns of a CSV file, such as the ranks and
-perplexities of the runs of hstree study, with and without outliers, and a scatter plot. Outliers
-are points whose x or y is more than 1.5 interquartile ranges below the first or above the third
-quartile (Tukey).
-""",
     measure,
     (
         Argument("table", "CSV file with a line for each run", metavar="FILE"),
