@@ -4,13 +4,13 @@ from .comparison import Comparison, compare
 from .correlation import Correlation, correlate
 from .ensemble.clusters import Agreement, tree_agreement
 from .ensemble.losses import FrequencyBin, TreeLoss, frequency_loss, tree_loss
-from .function.compute import FunctionView, Histogram, view_function
+from .function import FunctionView, Histogram, view_function
 from .jacobian import (
     jacobian_experiment,
     jacobian_singular_values,
     summarize_singular_values,
 )
-from .predictions.compute import Prediction, log_prob_at, prediction, random_positions
+from .predictions import Prediction, log_prob_at, prediction, random_positions
 from .rank import (
     RankResult,
     effective_rank,
@@ -26,8 +26,12 @@ from .study.file import read_study
 from .study.runs import run_study, study_runs
 from .synthetic.compute import SyntheticResult, SyntheticSetting, synthetic_bottleneck
 from .synthetic.heads import choose_head, known_heads
-from .words.compute import WordSimilarity, model_embeddings, word_similarity
-from .words.files import read_embeddings, read_similarity_sets
+from .words import (
+    WordSimilarity,
+    model_embeddings,
+    read_similarity_sets,
+    word_similarity,
+)
 
 __all__ = [
     "Agreement",
@@ -62,7 +66,6 @@ __all__ = [
     "prediction",
     "press_threshold",
     "random_positions",
-    "read_embeddings",
     "read_similarity_sets",
     "read_study",
     "reconstructions",

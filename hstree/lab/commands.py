@@ -7,15 +7,15 @@ from typing import Any
 from hstree.lab import comparison
 from hstree.lab.correlation import COMMAND as correlation
 from hstree.lab.ensemble.report import COMMAND as tree
-from hstree.lab.function.report import COMMAND as function
+from hstree.lab.function import COMMAND as function
 from hstree.lab.jacobian import COMMAND as jacobian
-from hstree.lab.predictions.report import COMMAND as predictions
+from hstree.lab.predictions import COMMAND as predictions
 from hstree.lab.rank import COMMAND as rank
 from hstree.lab.robustness import COMMAND as robustness
 from hstree.lab.significance import COMMAND as significance
 from hstree.lab.study import command as study
 from hstree.lab.synthetic.report import COMMAND as synthetic
-from hstree.lab.words.report import COMMAND as words
+from hstree.lab.words import COMMAND as words
 
 ANALYZE = (
     correlation,

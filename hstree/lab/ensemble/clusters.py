@@ -14,7 +14,7 @@ from hstree.lm.data import Vocabulary
 from hstree.trees import Tree
 from hstree.trees.paths import common_depth
 
-from ..words.compute import spearman
+from ..words import spearman
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

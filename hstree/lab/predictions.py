@@ -1,28 +1,49 @@
-"""``hstree analyze predictions``."""
+"""Next words of several models side by side, with the probability and rank of the true word.
+
+The k most probable words of each model in given contexts, or at random positions of the test text.
+A given context is read after an end of line. At a random position, a model has read the whole test
+text before it as one stream. <unk> counts as a word (Parthiban et al., AAAI 2021, compare heads by
+such lists).
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from hstree.lm._arguments import Argument
 from hstree.lm._arguments import count as whole
 from hstree.lm._messages import quoted
 from hstree.lm.data import Subwords, prompt_words
+from hstree.lm.models import LanguageModel, read_stream
 from hstree.lm.runs import Run
 from hstree.lm.table import Table, count
 
-from ..report import Report, row_table
-from ..runner import Measurement, load_runs
-from .compute import Prediction, log_prob_at, prediction, random_positions
+from .report import Measurement, Report, load_runs, row_table
 
 _BAR = " | "
 
 
-@dataclass(frozen=True)
-class ContextPredictions:
+class Prediction(NamedTuple):
+    """The k most probable words, most probable first, and their probabilities; the true next word,
+    its probability and its rank, 1 + the number of more probable words, None if it is unknown or
+    not in the vocabulary."""
+
+    words: tuple[str, ...]
+    probabilities: tuple[float, ...]
+    true_word: str | None = None
+    true_probability: float | None = None
+    true_rank: int | None = None
+
+
+class ContextPredictions(NamedTuple):
     """The predictions of several models in one context: the last words that they have read, the
     true next word if it is known, its position in the test text, and a prediction for each."""
 
@@ -30,6 +51,66 @@ class ContextPredictions:
     true_word: str | None
     position: int | None
     predictions: tuple[Prediction, ...]
+
+
+@torch.no_grad()
+def log_prob_at(model: LanguageModel, tokens: Any, positions: Sequence[int]) -> Tensor:
+    """log P [len(positions), V] in nats, float32 or wider, at positions 1 to n of a text [n], given
+    all words before them; n is the word after the text. The text is read as one stream from its
+    first word, as is usual in language modeling, so that a context extends beyond its sentence.
+    Raises ValueError if there are no positions, or one is out of range."""
+    if not positions or min(positions) < 1 or max(positions) > len(tokens):
+        raise ValueError(
+            f"positions: expected at least one, all from 1 to {len(tokens)}, got {list(positions)}"
+        )
+    found: dict[int, Tensor] = {}
+    read = 0
+    for hidden in read_stream(model, np.asarray(tokens)[: max(positions)]):
+        here = [p for p in set(positions) if read < p <= read + len(hidden)]
+        if here:
+            log_prob = model.head.log_prob(hidden[[p - 1 - read for p in here]])
+            found |= zip(here, log_prob, strict=True)
+        read += len(hidden)
+    log_prob = torch.stack([found[p] for p in positions])
+    return log_prob.to(torch.promote_types(log_prob.dtype, torch.float32))
+
+
+def prediction(
+    log_prob: Tensor, words: Sequence[str], k: int = 5, true_word: str | None = None
+) -> Prediction:
+    """The k most probable words of log P [V] over these V words, in order of class id, and the
+    probability of the true word. Raises ValueError if k is outside [1, V], or shapes differ."""
+    if log_prob.shape != (len(words),):
+        raise ValueError(f"log_prob: expected shape [{len(words)}], got {tuple(log_prob.shape)}")
+    if not 1 <= k <= len(words):
+        raise ValueError(f"k: expected 1 to {len(words)} (the number of classes), got {k}")
+    top = log_prob.topk(k)
+    likely = tuple(words[c] for c in top.indices.tolist())
+    probabilities = tuple(top.values.double().exp().tolist())
+    if true_word is None or true_word not in words:
+        return Prediction(likely, probabilities)
+    value = log_prob[words.index(true_word)]
+    rank = 1 + int((log_prob > value).sum())
+    return Prediction(likely, probabilities, true_word, math.exp(value), rank)
+
+
+def random_positions(
+    texts: Sequence[npt.NDArray[Any]], unknown: Sequence[int], n: int, seed: int = 0
+) -> list[int]:
+    """Draw n positions of a text without replacement, in increasing order and at least 1, among
+    those whose word every model knows: ``texts`` are the class ids of the same text in each model's
+    vocabulary, ``unknown`` that of ``<unk>`` in each. A seed gives the same positions on every
+    machine. Raises ValueError if the lengths differ, or there are fewer such positions."""
+    lengths = sorted({len(text) for text in texts})
+    if len(lengths) != 1:
+        expected = "expected one text with the same tokens for all models"
+        raise ValueError(f"texts: {expected}, got {lengths} tokens")
+    known = np.all([text != word for text, word in zip(texts, unknown, strict=True)], axis=0)
+    candidates = 1 + np.flatnonzero(known[1:])
+    if not 1 <= n <= len(candidates):
+        known_words = f"{len(candidates)} (positions with a known word)"
+        raise ValueError(f"n: expected 1 to {known_words}, got {n}")
+    return sorted(np.random.default_rng(seed).choice(candidates, n, replace=False).tolist())
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -43,9 +124,8 @@ def measure(arguments: argparse.Namespace) -> Report:
     runs = load_runs(arguments)
     least = min(len(run.vocabulary) for run in runs.values())
     if arguments.top_k > least:
-        raise ValueError(
-            f"--top-k: expected at most {least} (the smallest vocabulary), got {arguments.top_k}"
-        )
+        expected = f"expected at most {least} (the smallest vocabulary)"
+        raise ValueError(f"--top-k: {expected}, got {arguments.top_k}")
     notes: list[str] = []
     found = []
     for number, (context, truth) in enumerate(contexts, start=1):
@@ -143,12 +223,23 @@ def prediction_tables(contexts: Sequence[ContextPredictions], models: Sequence[s
     summarizes them."""
     tables, summary = [], []
     for number, each in enumerate(contexts, start=1):
-        columns = [_likely_cells(prediction) for prediction in each.predictions]
+        columns = [
+            [
+                f"{f'[{w}]' if w == each.true_word else w} {percent(p)}"
+                for w, p in zip(*of[:2], strict=True)
+            ]
+            for of in each.predictions
+        ]
         rows = [(str(rank), *cells) for rank, cells in enumerate(zip(*columns, strict=True), 1)]
         truth = "?"
         if each.true_word is not None:
             truth = f"[{each.true_word}]"
-            cells = tuple(map(_true_cell, each.predictions))
+            cells = [
+                "not in the vocabulary"
+                if of.true_probability is None
+                else f"{percent(of.true_probability)}, rank {count(of.true_rank)}"
+                for of in each.predictions
+            ]
             rows.append(("true word", *cells))
             summary.append((str(number), each.true_word, *cells))
         title = f"{number}. {each.context} {truth}"
@@ -157,19 +248,6 @@ def prediction_tables(contexts: Sequence[ContextPredictions], models: Sequence[s
         title, header = "Probability of the true word, and its rank", ("context", "true word")
         tables.append(row_table(title, (*header, *models), summary, str, None, str))
     return tables
-
-
-def _likely_cells(each: Prediction) -> list[str]:
-    return [
-        f"{f'[{word}]' if word == each.true_word else word} {percent(probability)}"
-        for word, probability in zip(each.words, each.probabilities, strict=True)
-    ]
-
-
-def _true_cell(each: Prediction) -> str:
-    if each.true_probability is None:
-        return "not in the vocabulary"
-    return f"{percent(each.true_probability)}, rank {count(each.true_rank)}"
 
 
 def percent(probability: float) -> str:
@@ -183,26 +261,19 @@ def prediction_rows(
 ) -> Iterator[dict[str, Any]]:
     """A row for each context, model and rank, in full precision, and one for a true word that is
     not among the first k."""
-    keys = ("context", "model", "rank", "word", "probability", "true")
     for number, context in enumerate(contexts, start=1):
-        for name, each in zip(models, context.predictions, strict=True):
-            ranked: list[Any] = list(enumerate(zip(each.words, each.probabilities, strict=True), 1))
-            if each.true_word is not None and each.true_word not in each.words:
-                ranked.append((each.true_rank, (each.true_word, each.true_probability)))
-            for rank, (word, probability) in ranked:
-                cells = (number, name, rank, word, probability, word == each.true_word)
-                yield dict(zip(keys, cells, strict=True))
+        for name, of in zip(models, context.predictions, strict=True):
+            ranked = [*zip(range(1, len(of.words) + 1), of.words, of.probabilities, strict=True)]
+            if of.true_word is not None and of.true_word not in of.words:
+                ranked.append((of.true_rank, of.true_word, of.true_probability))
+            for rank, word, probability in ranked:
+                row = {"context": number, "model": name, "rank": rank, "word": word}
+                yield row | {"probability": probability, "true": word == of.true_word}
 
 
 COMMAND = Measurement(
     "predictions",
     "next words of several models",
-    """\
-Compare the most probable next words of several models, in given contexts or at random positions of
-the test text, with the probability and rank of the true word. A given context is read after an end
-of line. At a random position, a model has read the whole test text before it as one stream. <unk>
-counts as a word.
-""",
     measure,
     (
         Argument(
