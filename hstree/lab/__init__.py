@@ -2,8 +2,7 @@
 
 from .comparison import Comparison, compare
 from .correlation import Correlation, correlate
-from .ensemble.clusters import Agreement, tree_agreement
-from .ensemble.losses import FrequencyBin, TreeLoss, frequency_loss, tree_loss
+from .ensemble import TreeLoss, tree_loss
 from .function import FunctionView, Histogram, view_function
 from .jacobian import (
     jacobian_experiment,
@@ -34,10 +33,8 @@ from .words import (
 )
 
 __all__ = [
-    "Agreement",
     "Comparison",
     "Correlation",
-    "FrequencyBin",
     "FunctionView",
     "Histogram",
     "Prediction",
@@ -51,7 +48,6 @@ __all__ = [
     "compare",
     "correlate",
     "effective_rank",
-    "frequency_loss",
     "holm",
     "jacobian_experiment",
     "jacobian_singular_values",
@@ -76,7 +72,6 @@ __all__ = [
     "summarize_singular_values",
     "synthetic_bottleneck",
     "t_test",
-    "tree_agreement",
     "tree_loss",
     "view_function",
     "word_similarity",

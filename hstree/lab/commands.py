@@ -6,7 +6,7 @@ from typing import Any
 
 from hstree.lab import comparison
 from hstree.lab.correlation import COMMAND as correlation
-from hstree.lab.ensemble.report import COMMAND as tree
+from hstree.lab.ensemble import COMMAND as tree
 from hstree.lab.function import COMMAND as function
 from hstree.lab.jacobian import COMMAND as jacobian
 from hstree.lab.predictions import COMMAND as predictions

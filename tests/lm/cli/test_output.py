@@ -172,7 +172,7 @@ NARROW = [
     f"compare {RUNS}",
     "tree draw runs/long-name-of-a-run-1",
     f"analyze rank {RUNS}",
-    "analyze tree runs/long-name-of-a-run-1 --against runs/long-name-of-a-run-2 --word cat",
+    "analyze tree runs/long-name-of-a-run-1",
     f"analyze predictions {RUNS} --context the",
     f"analyze words {RUNS} --benchmarks similar.txt",
     "analyze function runs/softmax",
