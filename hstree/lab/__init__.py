@@ -23,8 +23,13 @@ from .robustness import noise_ranks, reconstructions
 from .significance import Significance, holm, model_perplexities, significance_tests, t_test
 from .study.file import read_study
 from .study.runs import run_study, study_runs
-from .synthetic.compute import SyntheticResult, SyntheticSetting, synthetic_bottleneck
-from .synthetic.heads import choose_head, known_heads
+from .synthetic import (
+    SyntheticResult,
+    SyntheticSetting,
+    choose_head,
+    known_heads,
+    synthetic_bottleneck,
+)
 from .words import (
     WordSimilarity,
     model_embeddings,

@@ -14,7 +14,7 @@ from hstree.lab.rank import COMMAND as rank
 from hstree.lab.robustness import COMMAND as robustness
 from hstree.lab.significance import COMMAND as significance
 from hstree.lab.study import command as study
-from hstree.lab.synthetic.report import COMMAND as synthetic
+from hstree.lab.synthetic import COMMAND as synthetic
 from hstree.lab.words import COMMAND as words
 
 ANALYZE = (

@@ -79,8 +79,7 @@ class Report:
         if self.data is not None:
             files[f"{name}.json"] = (json.dumps(plain_data(self.data), indent=1) + "\n").encode()
         if self.rows is not None:
-            rows = [r if isinstance(r, Mapping) else dataclasses.asdict(r) for r in self.rows]
-            files[f"{name}.csv"] = csv_text(rows).encode()
+            files[f"{name}.csv"] = csv_text([*map(_record, self.rows)]).encode()
         page = markdown(self.tables, self.notes).strip()
         made = ["Made by", indent(command, "    "), self.appendix, self.made or machine()]
         parts = [f"# {self.title}", self.introduction.strip(), page, *shown, *made]
@@ -135,14 +134,18 @@ def record_table(
     return row_table(title, header, [[*r.values()] for r in records], *map(form, records[0]))
 
 
+def _record(value: Any) -> Any:
+    """The fields of a dataclass or named tuple by name; other values as they are."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    return value._asdict() if hasattr(value, "_asdict") else value
+
+
 def plain_data(value: Any) -> Any:
     """The value as lists, dictionaries, texts and numbers."""
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
         value = value.tolist()
-    if hasattr(value, "_asdict"):
-        value = value._asdict()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    value = _record(value)
     if isinstance(value, Mapping):
         return {str(key): plain_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
