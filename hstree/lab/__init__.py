@@ -1,4 +1,4 @@
-"""The measurements of the softmax-bottleneck literature, one subpackage each."""
+"""The measurements of the softmax-bottleneck literature, one file each."""
 
 from .comparison import Comparison, compare
 from .correlation import Correlation, correlate
@@ -21,8 +21,7 @@ from .rank import (
 )
 from .robustness import noise_ranks, reconstructions
 from .significance import Significance, holm, model_perplexities, significance_tests, t_test
-from .study.file import read_study
-from .study.runs import run_study, study_runs
+from .study import read_study, run_study, study_runs
 from .synthetic import (
     SyntheticResult,
     SyntheticSetting,

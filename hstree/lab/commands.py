@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from hstree.lab import comparison
-from hstree.lab.correlation import COMMAND as correlation
-from hstree.lab.ensemble import COMMAND as tree
-from hstree.lab.function import COMMAND as function
-from hstree.lab.jacobian import COMMAND as jacobian
-from hstree.lab.predictions import COMMAND as predictions
-from hstree.lab.rank import COMMAND as rank
-from hstree.lab.robustness import COMMAND as robustness
-from hstree.lab.significance import COMMAND as significance
-from hstree.lab.study import command as study
-from hstree.lab.synthetic import COMMAND as synthetic
-from hstree.lab.words import COMMAND as words
+from hstree.lab import (
+    comparison,
+    correlation,
+    ensemble,
+    function,
+    jacobian,
+    predictions,
+    rank,
+    robustness,
+    significance,
+    study,
+    synthetic,
+    words,
+)
 
 ANALYZE = (
     correlation,
@@ -23,7 +25,7 @@ ANALYZE = (
     predictions,
     rank,
     significance,
-    tree,
+    ensemble,
     words,
 )
 EXPERIMENT = (jacobian, robustness, synthetic)
@@ -37,7 +39,7 @@ def add_measurements(commands: Any) -> None:
         parser = commands.add_parser(name, help=help_text)
         subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
         for measurement in measurements:
-            measurement.add_command(subcommands)
+            measurement.COMMAND.add_command(subcommands)
 
 
 COMMANDS = (comparison.add_command, study.add_command, add_measurements)

@@ -100,7 +100,7 @@ def run_rows(comparison: Comparison) -> list[dict[str, Any]]:
     for number, group in enumerate(comparison.groups.values(), start=1):
         for run in group:
             read, final = run.compared_settings(), run.final
-            row = {"group": number, "run": str(run.path), "head": run.head, "seed": run.seed}
+            row = {"group": str(number), "run": str(run.path), "head": run.head, "seed": run.seed}
             for name in comparison.differing:
                 value = run.settings[name] if name in read else None
                 row[name] = json.dumps(value) if isinstance(value, (bool, list)) else value

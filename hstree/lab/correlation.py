@@ -22,7 +22,7 @@ from hstree.lm._arguments import Argument
 from hstree.lm._pictures import COLOURS, legend, panels, plain
 from hstree.lm.table import Table, probability
 
-from .report import MARKERS, Measurement, Report, read_columns, record_table, skipped
+from .report import MARKERS, Form, Measurement, Report, read_columns, record_table, skipped
 
 Array = npt.NDArray[np.float64]
 FENCE = 1.5  # interquartile ranges from the quartiles to the outliers
@@ -208,7 +208,7 @@ def correlation_table(result: Correlation, x: str, y: str) -> Table:
         | {"Spearman": fit.spearman, "Spearman p": fit.spearman_p, "slope": fit.slope}
         for points, fit in rows
     ]
-    forms = {"Pearson": "+.3f", "Spearman": "+.3f", "slope": "+.3g"}
+    forms: dict[str, Form] = {"Pearson": "+.3f", "Spearman": "+.3f", "slope": "+.3g"}
     forms |= dict.fromkeys(("Pearson p", "Spearman p"), probability)
     return record_table(f"Correlation of {y} with {x}", records, forms)
 

@@ -95,8 +95,10 @@ def measure(arguments: argparse.Namespace) -> Report:
         loss = tree_loss(run.model, corpus.test)
     except ValueError as error:
         raise ValueError(f"{arguments.directory}: {error}") from None
+    head: Any = run.model.head
     mean, trees = float(loss.trees.mean()), range(1, len(loss.trees) + 1)
-    losses = [(f"tree {t}", of, None) for t, of in zip(trees, loss.trees.tolist(), strict=True)]
+    names, alone = [f"tree {t}" for t in trees], loss.trees.tolist()
+    losses: list[Any] = [(name, of, None) for name, of in zip(names, alone, strict=True)]
     losses += [
         ("mean of the trees' losses", mean, None),
         ("mixture with equal weights", loss.uniform, mean - loss.uniform),
@@ -108,7 +110,6 @@ def measure(arguments: argparse.Namespace) -> Report:
         for (name, of, gain), weight in zip(losses, weights, strict=True)
     ]
     forms = {"loss": ",.4f", "perplexity": ",.2f", "gain": ",.4f", "mean weight": ".3f"}
-    names = [f"tree {t}" for t in trees]
     matrix = [(n, *row) for n, row in zip(names, loss.correlation.tolist(), strict=True)]
     tables = [
         record_table("Losses, and what mixing gains (nats per token)", records, forms),
@@ -117,7 +118,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     notes = [
         f"{loss.tokens:,} tokens of the test text of {corpus.name}, read as one stream: "
         "perplexities differ a little from those of hstree evaluate, which cuts it into several",
-        f"gate {run.model.head.gate.name!r}: the weights spread over "
+        f"gate {head.gate.name!r}: the weights spread over "
         f"{loss.gate_perplexity:.2f} of {len(trees)} trees (mean of exp entropy)",
     ]
     data = {"text": corpus.name, "loss": loss}

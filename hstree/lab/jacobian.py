@@ -169,10 +169,10 @@ def jacobian_experiment(
     for name, listed in (("experts", experts), ("gates", gates)):
         if not listed or len(set(listed)) < len(listed):
             raise ValueError(f"{name}: expected at least one, each once, got {list(listed)}")
-    known = [("activation", activation, ACTIVATIONS), *(("gates", gate, GATES) for gate in gates)]
-    for name, value, names in known:
-        if value not in names:
-            raise ValueError(f"{name}: expected one of {', '.join(names)}, got {value!r}")
+    known: list[Any] = [("gates", gate, GATES) for gate in gates]
+    for name, given, names in (("activation", activation, ACTIVATIONS), *known):
+        if given not in names:
+            raise ValueError(f"{name}: expected one of {', '.join(names)}, got {given!r}")
     kinds: list[tuple[str, str | None, int | None]]
     kinds = [("linear", None, None), ("dense", None, None)]
     kinds += [("mixture", gate, k) for gate in gates for k in sorted(experts)]
@@ -235,7 +235,11 @@ def jacobian_table(layers: Sequence[LayerSpectrum], activation: str) -> Table:
     for layer in layers:
         spectrum, least = layer.spectrum, layer.spectrum.mean[-1]
         name = f"mixture, {layer.gate} gates" if layer.gate else layer.kind
-        record = {"layer": name, "experts": layer.experts, "parameters": layer.parameters}
+        record: dict[str, Any] = {
+            "layer": name,
+            "experts": layer.experts,
+            "parameters": layer.parameters,
+        }
         record |= {"largest": spectrum.mean[0], "smallest": least if least >= 1e-14 else 0}
         record |= {"zero": 1 - spectrum.rank / n}
         shares = zip(THRESHOLDS, spectrum.shares, strict=True)

@@ -108,15 +108,15 @@ class _Mixture(nn.Module):
             raise ValueError(f"groups: expected {expected}, got {groups}")
         if gate not in GATES:
             raise ValueError(f"gate: expected one of {', '.join(GATES)}, got {gate!r}")
+        found: Any = activation
+        expected, got = "a function or its name", type(activation).__name__
         if isinstance(activation, str):
-            if activation not in ACTIVATIONS:
-                expected = f"a function or one of {', '.join(ACTIVATIONS)}"
-                raise ValueError(f"activation: expected {expected}, got {activation!r}")
-            activation = ACTIVATIONS[activation]
-        elif not callable(activation):
-            got = type(activation).__name__
-            raise ValueError(f"activation: expected a function or its name, got {got}")
-        self.n_experts, self.gate_function, self.activation = n_experts, gate, activation
+            found = ACTIVATIONS.get(activation)
+            expected, got = f"a function or one of {', '.join(ACTIVATIONS)}", repr(activation)
+        if not callable(found):
+            raise ValueError(f"activation: expected {expected}, got {got}")
+        self.n_experts, self.gate_function = n_experts, gate
+        self.activation: Activation = found
         self._unit, self._sizes, self._groups = unit, sizes, groups
         grouped = {"groups": groups} if groups > 1 else {}
         self.experts = self.layer(size, n_experts * out, **options, **grouped)

@@ -263,7 +263,9 @@ def prediction_rows(
     not among the first k."""
     for number, context in enumerate(contexts, start=1):
         for name, of in zip(models, context.predictions, strict=True):
-            ranked = [*zip(range(1, len(of.words) + 1), of.words, of.probabilities, strict=True)]
+            ranked: list[Any] = [
+                *zip(range(1, len(of.words) + 1), of.words, of.probabilities, strict=True)
+            ]
             if of.true_word is not None and of.true_word not in of.words:
                 ranked.append((of.true_rank, of.true_word, of.true_probability))
             for rank, word, probability in ranked:

@@ -103,17 +103,6 @@ def row_table(
     return table(title, rows, columns)
 
 
-def matrix_table(
-    title: str,
-    models: Sequence[str],
-    matrix: Iterable[Iterable[float]],
-    form: Callable[[float], str],
-) -> Table:
-    """A table with a row and a column for each model. ``form``: formats the numbers [n, n]."""
-    rows = [(model, *row) for model, row in zip(models, matrix, strict=True)]
-    return row_table(title, ("model", *models), rows, None, form)
-
-
 def record_table(
     title: str, records: Sequence[Mapping[str, Any]], forms: Mapping[str, Form] | Form = ",.4g"
 ) -> Table:
@@ -266,7 +255,9 @@ class Paragraphs(argparse.HelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         parts = text.strip().replace("``", "").split("\n\n")
         fill = super()._fill_text
-        return "\n\n".join(p if p[0] == " " else fill(p, width, indent) for p in parts)
+        raw = [p[0] == " " and max(map(len, p.splitlines())) <= 80 for p in parts]
+        folded = [p if r else fill(p, width, indent) for p, r in zip(parts, raw, strict=True)]
+        return "\n\n".join(folded)
 
 
 @contextmanager

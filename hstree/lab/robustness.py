@@ -142,8 +142,9 @@ def measure(arguments: argparse.Namespace) -> Report:
     repeated, n = [], arguments.repetitions
     for prune, dtype in itertools.product((True, False), DTYPES):
         ranks, change = reconstructions(size, rank, n, dtype, seed, device, prune=prune)
-        row = {"dtype": dtype_name(dtype), "pruned": "every time" if prune else "once"}
-        row |= {"repetitions": n, "lowest_press_rank": min(ranks), "highest_press_rank": max(ranks)}
+        pruned = "every time" if prune else "once"
+        row: dict[str, Any] = {"dtype": dtype_name(dtype), "pruned": pruned, "repetitions": n}
+        row |= {"lowest_press_rank": min(ranks), "highest_press_rank": max(ranks)}
         repeated.append(row | {"relative_change": change})
     variances = sorted(set(arguments.c or (10.0**power for power in range(-30, -4))))
     points = {dtype_name(d): noise_ranks(size, variances, rank, d, seed, device) for d in DTYPES}

@@ -242,7 +242,7 @@ def significance_tables(result: Significance, quantity: str) -> list[Table]:
     ]
     pairs = []
     for pair in result.pairs:
-        row = {"models": f"{pair.first} - {pair.second}"}
+        row: dict[str, Any] = {"models": f"{pair.first} - {pair.second}"}
         row |= {"difference of means": pair.welch.difference, "95% interval": _interval(pair.welch)}
         for name in ("Welch", "Student"):
             test: TTest = getattr(pair, name.lower())

@@ -14,8 +14,7 @@ from lm.cli.mounts import available, in_child, make_read_only, mount_memory, res
 from lm.training.toy import small_config, write_corpus
 
 from hstree.__main__ import main
-from hstree.lab.study.file import StudyError, parse_study
-from hstree.lab.study.runs import StudyRun, run_study
+from hstree.lab.study import StudyError, StudyRun, parse_study, run_study
 from hstree.lm.training import train
 
 SIZE = 1 << 20  # bytes of a disk

@@ -11,11 +11,16 @@ import pytest
 import torch
 from lm.training.toy import write_corpus
 
+from benchmarks.planned import (
+    Contender,
+    PlannedRun,
+    PlannedStudy,
+    Records,
+    planned_runs,
+    results,
+    state,
+)
 from hstree.lab.report import Report, made_on
-from hstree.lab.study.plan import Contender, PlannedRun, planned_runs, state
-from hstree.lab.study.planned import PlannedStudy
-from hstree.lab.study.records import Records
-from hstree.lab.study.results import results
 from hstree.lm.data import load_corpus
 
 # Records
