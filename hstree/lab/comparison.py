@@ -122,7 +122,7 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
         for number, (description, runs) in enumerate(comparison.groups.items(), start=1):
             finals = [run.final for run in runs if run.final is not None]
             row = {
-                "group": number,
+                "group": str(number),
                 "model": description,
                 "finished": f"{len(finals)} of {len(runs)}",
             }

@@ -208,7 +208,12 @@ def correlation_table(result: Correlation, x: str, y: str) -> Table:
         | {"Spearman": fit.spearman, "Spearman p": fit.spearman_p, "slope": fit.slope}
         for points, fit in rows
     ]
-    forms: dict[str, Form] = {"Pearson": "+.3f", "Spearman": "+.3f", "slope": "+.3g"}
+    forms: dict[str, Form] = {
+        "Pearson": "+.3f",
+        "Spearman": "+.3f",
+        "95% interval": str,
+        "slope": "+.3g",
+    }
     forms |= dict.fromkeys(("Pearson p", "Spearman p"), probability)
     return record_table(f"Correlation of {y} with {x}", records, forms)
 

@@ -31,7 +31,7 @@ from hstree.lm.models import LanguageModel, read_contexts
 from hstree.lm.table import Table, decimals
 from hstree.ops import LogitFunction, default_chunk_rows
 
-from .report import Measurement, Report, load_runs, record_table, row_table
+from .report import Form, Measurement, Report, load_runs, record_table, row_table
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -263,7 +263,9 @@ def function_tables(views: Mapping[str, FunctionView]) -> list[Table]:
         for over, of in view.slopes.items() if view.function != "softmax" else ():
             shown = (weighted_quantile(*of, share) for share in (0.05, 0.5, 0.95))
             slopes.append((name, over, np.average(of[0], weights=of[1]), *shown))
-    tables = [record_table("Function f of the logits", functions, ",.3f")]
+    forms: dict[str, Form] = {"slope of the best line": ",.3f", "SD from that line": ",.3f"}
+    forms |= {"logits": str, "outside [-R, R]": str}
+    tables = [record_table("Function f of the logits", functions, forms)]
     if slopes:
         header = ("run", "over", "mean", "5%", "median", "95%")
         tables.append(row_table("Slopes of f", header, slopes, None, None, decimals(3)))

@@ -249,7 +249,7 @@ def jacobian_table(layers: Sequence[LayerSpectrum], activation: str) -> Table:
             record | {"quartiles": " to ".join(map(_condition, spectrum.condition[::2]))}
         )
     forms: dict[str, Any] = {"parameters": count, "median condition number": _condition}
-    forms |= {"largest": ".3f", "smallest": _digits}
+    forms |= {"quartiles": str, "largest": ".3f", "smallest": _digits}
     forms |= {key: ".1%" for key in records[0] if key.startswith(("zero", "above"))}
     title = f"Singular values of dy/dx, n = {n}, activation {activation}"
     return record_table(title, records, forms)

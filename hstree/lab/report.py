@@ -111,13 +111,14 @@ def record_table(
     default as 1,234, and None and nan as ``-``."""
 
     def form(key: str) -> Callable[[Any], str] | None:
+        found = forms.get(key, ",.4g") if isinstance(forms, Mapping) else forms
+        if not isinstance(found, str):
+            return found
         values = [record[key] for record in records]
         if any(isinstance(value, str) for value in values):
             return None
         whole = all(value is None or isinstance(value, int) for value in values)
-        found = forms.get(key, ",.4g") if isinstance(forms, Mapping) else forms
-        found = "," if whole and found == ",.4g" else found
-        return number(found) if isinstance(found, str) else found
+        return number("," if whole and found == ",.4g" else found)
 
     header = [key.replace("_", " ").replace("press", "Press") for key in records[0]]
     return row_table(title, header, [[*r.values()] for r in records], *map(form, records[0]))

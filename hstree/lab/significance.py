@@ -26,7 +26,7 @@ from hstree.lm._pictures import line_style, panels, plain
 from hstree.lm.table import Table, probability
 
 from .comparison import Comparison, compare
-from .report import Measurement, Report, read_columns, record_table, row_table, skipped
+from .report import Form, Measurement, Report, read_columns, record_table, row_table, skipped
 
 CONFIDENCE = 0.95
 _MODEL, _VALUE = "model", "test_perplexity"
@@ -250,7 +250,9 @@ def significance_tables(result: Significance, quantity: str) -> list[Table]:
             row[f"{name} p"] = test.p_value
             row[f"{name} p, Holm"] = getattr(pair, f"{name.lower()}_corrected")
         pairs.append(row)
-    forms = {"difference of means": "+.3f"} | {key: probability for key in pairs[0] if " p" in key}
+    forms: dict[str, Form] = {"difference of means": "+.3f", "95% interval": str}
+    forms |= dict.fromkeys(("mean", "SD", "least", "greatest"), ",.3f")
+    forms |= {key: probability for key in pairs[0] if " p" in key}
     forms |= {key: ",.2f" for key in pairs[0] if key.endswith(" t")}
     forms |= {key: ",.1f" for key in pairs[0] if key.endswith(" df")}
     p = {(pair.first, pair.second): pair.welch_corrected for pair in result.pairs}
@@ -261,9 +263,7 @@ def significance_tables(result: Significance, quantity: str) -> list[Table]:
     p_values = "p-values of Welch's test: above the diagonal after Holm's correction, below without"
     of_models = f"{quantity[:1].upper()}{quantity[1:]} of each model over its seeds"
     return [
-        record_table(
-            of_models, samples, dict.fromkeys(("mean", "SD", "least", "greatest"), ",.3f")
-        ),
+        record_table(of_models, samples, forms),
         record_table(f"{of_pairs}test{'s' * (tested != 1)}", pairs, forms),
         row_table(p_values, ("model", *names), matrix, None, probability),
     ]

@@ -20,7 +20,7 @@ import re
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -510,21 +510,17 @@ def run_study(
     reporter: Callable[[], Reporter] = Reporter,
     changed: Callable[[Sequence[StudyRun]], None] = lambda runs: None,
 ) -> list[StudyRun]:
-    """Make the missing runs, resume the interrupted ones, and compute the missing ranks. A run
-    whose training failed is not repeated as long as its folder exists. A run whose memory ran out
-    is left as it was saved, and resumed by the next call. After an error, the same call continues
-    with what was done.
+    """Make the missing runs, resume the interrupted ones, compute the missing ranks, and return the
+    state of all runs. A run whose training failed is not repeated as long as its folder exists. A
+    run whose memory ran out is left as it was saved, and resumed by the next call. After an error,
+    the same call continues with what was done.
 
     Args:
-        study: result of :func:`read_study`.
-        folder: folder of the study; created if needed.
+        study, folder: result of :func:`read_study`; folder of the study, created if needed.
         limit: largest number of runs to work on; None: all.
         reporter: function that makes a listener for each run.
         changed: function called with all runs at the beginning, whenever one ends, and on an
             interruption.
-
-    Returns:
-        The current state of all runs.
 
     Raises:
         StudyError: see :func:`study_runs`; a run cannot be made with its settings; or another
@@ -626,58 +622,46 @@ def _read_ranks(path: Path, settings: RankSettings) -> Ranks | None:
 def study_report(study: Study, runs: Sequence[StudyRun]) -> Report:
     """The table of the models, also in LaTeX, and a row for each run: model, head, seed, state, the
     settings and head options that differ between models, and the results."""
-    models = study_table(study, runs)
-    return Report(
-        study.name,
-        [models],
-        list(_notes(study, runs)),
-        rows=_rows(study, runs),
-        files={"study.tex": latex([models]).encode()},
-        appendix=f"with\n\n```toml\n{study.source.strip()}\n```",
-    )
+    models, appendix = study_table(study, runs), f"with\n\n```toml\n{study.source.strip()}\n```"
+    files, rows = {"study.tex": latex([models]).encode()}, run_rows(study, runs)
+    notes = [*_notes(study, runs)]
+    return Report(study.name, [models], notes, rows=rows, files=files, appendix=appendix)
 
 
 def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
     """A table with a row for each model: mean and standard deviation of the perplexities over its
-    finished seeds, the p-value against the baseline, parameters, and medians over the seeds of the
-    seconds per epoch and of the ranks. See :func:`_train_perplexity` for that of training."""
-    finals: dict[str, list[RunResults]] = {model.label: [] for model in study.models}
-    for run in runs:
-        if run.figures is not None and run.figures.final is not None:
-            finals[run.model.label].append(run.figures)
-    rows = []
+    finished seeds, the p-value of Welch's test of those on the test text against the baseline,
+    parameters, and medians over the seeds of the seconds per epoch and of the ranks."""
+    every, rows = run_rows(study, runs), []
+    texts = {run.name: run.figures.final.text for run in runs if run.figures and run.figures.final}
+
+    def tests(label: str) -> tuple[list[float], set[Any]]:
+        own = [run for run in runs if run.model.label == label and run.name in texts]
+        values = [run.figures.test_perplexity for run in own if run.figures]
+        return [value for value in values if value is not None], {texts[run.name] for run in own}
+
     for model in study.models:
-        own = [run for run in runs if run.model is model]
-        figures = finals[model.label]
-        ranks = [run.ranks for run in own if run.ranks is not None]
-        row = {
-            "model": model.label,
-            "seeds": f"{len(figures)} of {len(own)}" if len(figures) < len(own) else str(len(own)),
-            "train": spread([_train_perplexity(run) for run in figures]),
-            "valid": spread([run.valid_perplexity for run in figures]),
-            "test": spread([run.test_perplexity for run in figures]),
-        }
+        own = [row for row in every if row["model"] == model.label]
+        done = [row for row in own if row["test_perplexity"] is not None]
+        seeds = f"{len(done)} of {len(own)}" if len(done) < len(own) else str(len(own))
+        row = {"model": model.label, "seeds": seeds}
+        for key in ("train", "valid", "test"):
+            row[key] = spread(of[f"{key}_perplexity"] for of in done)
         if study.baseline is not None:
-            row["p"] = _p_value(figures, finals[study.baseline])
-        final = figures[0].final if figures else None
-        row["parameters"] = count(final.parameters if final else None)
-        row["s per epoch"] = _median([run.seconds_per_epoch for run in figures], 1)
+            row["p"], (first, of), (second, others) = "-", tests(model.label), tests(study.baseline)
+            if model.label != study.baseline and len(of | others) == 1 < min(
+                len(first), len(second)
+            ):
+                row["p"] = probability(t_test(first, second).p_value)
+        row["parameters"] = count(done[0]["parameters"] if done else None)
+        row["s per epoch"] = _median([of["seconds_per_epoch"] for of in done], 1)
         if study.rank is not None:
-            row["Press rank"] = _median([found.press_rank for found in ranks], 0)
-            for epsilon in EPSILONS:
-                values = [found.effective_ranks.get(epsilon) for found in ranks]
-                row[f"rank, {epsilon:g}"] = _median(values, 0)
+            row["Press rank"] = _median([of["press_rank"] for of in own], 0)
+            for e in EPSILONS:
+                row[f"rank, {e:g}"] = _median([of[f"effective_rank_{e:g}"] for of in own], 0)
         rows.append(row)
     title = f"{study.name}: perplexity, mean ± standard deviation over seeds"
-    return row_table(title, list(rows[0]), [list(row.values()) for row in rows], None, str)
-
-
-def _train_perplexity(run: RunResults) -> float | None:
-    """Perplexity on the training text during the best epoch, with dropout and while the weights
-    change; None before the first epoch has ended, and where it is an estimate from sampled
-    classes."""
-    best = next((epoch for epoch in run.epochs if epoch.epoch == run.best_epoch), None)
-    return None if best is None or best.sampled else best.train_perplexity
+    return row_table(title, [*rows[0]], [[*row.values()] for row in rows], None, str)
 
 
 def _median(values: Iterable[float | None], digits: int) -> str:
@@ -685,45 +669,27 @@ def _median(values: Iterable[float | None], digits: int) -> str:
     return decimals(digits)(statistics.median(known) if known else None)
 
 
-def _p_value(figures: Sequence[RunResults], baseline: Sequence[RunResults]) -> str:
-    """The p-value; ``-`` for the baseline itself, and unless both have two runs on the same
-    text."""
-    first, second = ([run.final for run in group if run.final] for group in (figures, baseline))
-    texts = {final.text for final in (*first, *second)}
-    if figures is baseline or len(texts) != 1 or min(len(first), len(second)) < 2:
-        return "-"
-    tests = [[final.test_perplexity for final in group] for group in (first, second)]
-    return probability(t_test(*tests).p_value)
-
-
 def _notes(study: Study, runs: Sequence[StudyRun]) -> Iterator[str]:
-    if any(run.figures and run.figures.final for run in runs):
+    figures = [run.figures for run in runs if run.figures]
+    finals = [of.final for of in figures if of.final]
+    if finals:
         yield (
             "train: mean over the best epoch, with dropout and while the weights change, so it may "
             "exceed valid; valid and test: of the weights kept after that epoch, without dropout"
         )
-    sampled = {
-        run.model.config.head
-        for run in runs
-        if run.figures and any(epoch.sampled for epoch in run.figures.epochs)
-    }
+    sampled = {of.head for of in figures if any(epoch.sampled for epoch in of.epochs)}
     if sampled:
-        yield (
-            f"no training perplexity of {', '.join(sorted(sampled))}: it is estimated from sampled "
-            "classes, too low on average"
-        )
+        heads = ", ".join(sorted(sampled))
+        why = "it is estimated from sampled classes, too low on average"
+        yield f"no training perplexity of {heads}: {why}"
     if study.baseline is not None:
-        yield (
-            f"p: Welch's t-test of the test perplexities against {study.baseline}, two-sided, not "
-            "corrected for the number of models"
-        )
+        against = f"Welch's t-test of the test perplexities against {study.baseline}"
+        yield f"p: {against}, two-sided, not corrected for the number of models"
     if study.rank is not None:
         rows = "all" if study.rank.rows is None else f"the first {study.rank.rows:,}"
-        yield (
-            f"Press rank and effective ranks (rank, epsilon) of the log-probabilities in {rows} "
-            f"contexts of the {study.rank.split} text; like the seconds of an epoch, medians over "
-            "seeds"
-        )
+        where = f"{rows} contexts of the {study.rank.split} text"
+        ranks = "Press rank and effective ranks (rank, epsilon) of the log-probabilities"
+        yield f"{ranks} in {where}; like the seconds of an epoch, medians over seeds"
     unfinished = sum(run.state not in ("finished", "failed") for run in runs)
     if unfinished:
         yield f"{unfinished} of {len(runs)} runs have not finished"
@@ -731,56 +697,44 @@ def _notes(study: Study, runs: Sequence[StudyRun]) -> Iterator[str]:
         if run.failure is not None:
             ended = "failed" if run.state == "failed" else "was stopped"
             yield f"{run.path.name} {ended}: {run.failure}"
-    texts = {run.figures.final.text for run in runs if run.figures and run.figures.final}
-    if len(texts) > 1:
+    if len({final.text for final in finals}) > 1:
         yield "the runs differ in text or vocabulary: their perplexities are not comparable"
 
 
-def _rows(study: Study, runs: Sequence[StudyRun]) -> list[dict[str, Any]]:
-    settings = {m.label: model_settings(m.config) for m in study.models}
-    every_option = dict.fromkeys(name for model in study.models for name in model.options)
-    options = {m.label: every_option | m.options for m in study.models}
-    names = [name for name in _varying(settings.values()) if name not in ("head", "head_option")]
-    option_names = _varying(options.values())
+def run_rows(study: Study, runs: Sequence[StudyRun]) -> list[dict[str, Any]]:
+    """A row for each run in full precision. The training perplexity is that during the best epoch,
+    None before the first epoch has ended, and where it is an estimate from sampled classes."""
+    options = dict.fromkeys(name for model in study.models for name in model.options)
+    of_model = {}
+    for m in study.models:
+        settings = model_settings(m.config)
+        settings = {k: v for k, v in settings.items() if k not in ("head", "head_option")}
+        of_model[m.label] = settings | {f"option {k}": v for k, v in (options | m.options).items()}
+    names = dict.fromkeys(name for values in of_model.values() for name in values)
+    differ = {n: len({json.dumps(v[n]) for v in of_model.values() if n in v}) > 1 for n in names}
     rows = []
     for run in runs:
-        label, figures = run.model.label, run.figures
-        final, ranks = figures and figures.final, run.ranks
-        values = [(name, settings[label].get(name)) for name in names]
-        values += [(name, options[label].get(name)) for name in option_names]
-        rows.append(
-            {
-                "model": label,
-                "head": run.model.config.head,
-                "seed": run.seed,
-                "state": run.state,
-                **{name: _plain(value) for name, value in values},
-                "test_perplexity": figures and figures.test_perplexity,
-                "valid_perplexity": figures and figures.valid_perplexity,
-                "train_perplexity": figures and _train_perplexity(figures),
-                "best_epoch": figures and figures.best_epoch,
-                "backbone_parameters": final and final.backbone_parameters,
-                "head_parameters": final and final.head_parameters,
-                "parameters": final and final.parameters,
-                "seconds_per_epoch": figures and figures.seconds_per_epoch,
-                "press_rank": ranks and ranks.press_rank,
-                **{
-                    f"effective_rank_{e:g}": ranks and ranks.effective_ranks.get(e)
-                    for e in EPSILONS
-                },
-            }
-        )
+        label, figures, ranks = run.model.label, run.figures, run.ranks
+        final = figures and figures.final
+        row = {"model": label, "head": run.model.config.head, "seed": run.seed, "state": run.state}
+        for name in (n for n in names if differ[n]):
+            value = of_model[label].get(name)
+            structured = isinstance(value, (bool, list, tuple, dict))
+            row[name.removeprefix("option ")] = json.dumps(value) if structured else value
+        row["test_perplexity"] = figures and figures.test_perplexity
+        row["valid_perplexity"] = figures and figures.valid_perplexity
+        best = [e for e in figures.epochs if e.epoch == figures.best_epoch] if figures else []
+        known = [epoch.train_perplexity for epoch in best if not epoch.sampled]
+        row |= {"train_perplexity": known[0] if known else None}
+        row["best_epoch"] = figures and figures.best_epoch
+        for name in ("backbone_parameters", "head_parameters", "parameters"):
+            row[name] = final and getattr(final, name)
+        row["seconds_per_epoch"] = figures and figures.seconds_per_epoch
+        row["press_rank"] = ranks and ranks.press_rank
+        for e in EPSILONS:
+            row[f"effective_rank_{e:g}"] = ranks and ranks.effective_ranks.get(e)
+        rows.append(row)
     return rows
-
-
-def _varying(models: Collection[Mapping[str, Any]]) -> list[str]:
-    """Names whose values differ between the models that have them, in order of appearance."""
-    names = dict.fromkeys(name for values in models for name in values)
-    return [name for name in names if len({json.dumps(v[name]) for v in models if name in v}) > 1]
-
-
-def _plain(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, (bool, list, tuple, dict)) else value
 
 
 # The command
@@ -797,15 +751,11 @@ def add_command(commands: Any) -> None:
         formatter_class=Paragraphs,
     )
     parser.add_argument("file", metavar="FILE", help="the study, a TOML file; see below")
-    parser.add_argument(
-        "--output",
-        metavar="FOLDER",
-        help="folder for the runs and tables (default: studies/NAME)",
-    )
+    output = "folder for the runs and tables (default: studies/NAME)"
+    parser.add_argument("--output", metavar="FOLDER", help=output)
     parser.add_argument("--limit", type=whole, metavar="N", help="stop after N more runs")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="list the runs and their states, and exit"
-    )
+    listed = "list the runs and their states, and exit"
+    parser.add_argument("--dry-run", action="store_true", help=listed)
     parser.set_defaults(handler=_run)
 
 
