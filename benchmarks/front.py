@@ -23,10 +23,9 @@ from benchmarks import classification
 from benchmarks.decoding import DEFAULT_TREES, QUESTIONS, SOFTMAX
 from benchmarks.heads import FLAT
 from benchmarks.optimizers import TRAINING_SIZES
+from benchmarks.planned import Records, results
 from benchmarks.table import HEAD_TABLES, Record, ratio, sources
 from benchmarks.trees_study import CONTENDERS
-from hstree.lab.study.records import Records
-from hstree.lab.study.results import results
 from hstree.lm._pictures import new_figure, picture
 from hstree.lm.table import decimals, markdown, table
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hstree.lab.study.file import (
+from hstree.lab.study import (
     RankSettings,
     StudyError,
     parse_study,

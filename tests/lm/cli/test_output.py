@@ -130,7 +130,7 @@ PRINTS = [
     "--version",
     "evaluate runs/long-name-of-a-run-1 --cache --dynamic",
     "generate runs/long-name-of-a-run-1 --prompt unheard-of --words 4",
-    f"compare {RUNS} --plot curves.png",
+    f"compare {RUNS}",
     "tree describe runs/long-name-of-a-run-1",
     "tree draw runs/long-name-of-a-run-1",
     f"analyze rank {RUNS}",
@@ -172,8 +172,7 @@ NARROW = [
     f"compare {RUNS}",
     "tree draw runs/long-name-of-a-run-1",
     f"analyze rank {RUNS}",
-    f"analyze wins {RUNS}",
-    "analyze tree runs/long-name-of-a-run-1 --against runs/long-name-of-a-run-2 --word cat",
+    "analyze tree runs/long-name-of-a-run-1",
     f"analyze predictions {RUNS} --context the",
     f"analyze words {RUNS} --benchmarks similar.txt",
     "analyze function runs/softmax",
@@ -222,7 +221,7 @@ def test_a_table_that_does_not_fit_goes_on_below(
         assert main(["compare", *RUNS.split()]) == 0
         out = capsys.readouterr().out
         assert_narrow(out, columns)
-        assert out.count("tokens/s") == 1
+        assert out.count("tokens") == 1
         parts = out.count("runs/long-name-of-a-run-1")
         assert parts == 1 if columns == 200 else parts > 1
 
@@ -243,7 +242,6 @@ ODD = "\x1b[31m\x9b2J\u202e\x07"
     [
         "generate {run} --words 40 --temperature 1000",
         "analyze predictions {run} --context the --top-k 16 --output out",
-        "analyze tree {run} --output out",
         "evaluate {run}",
         "evaluate {run}" + ODD,
         "generate {run} --prompt " + ODD,
