@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from hstree._files import write_atomic
@@ -49,6 +50,12 @@ best weights of another run. Ctrl-C and SIGTERM save the state and stop; --resum
 last saved state. To train in several processes: torchrun -m -- hstree train.
 """
 
+_TEXTS = {
+    "ptb": "Penn Treebank",
+    "wt2": "WikiText-2, or hf:Salesforce/wikitext:wikitext-2-v1",
+}
+"""The texts of the presets, by the first part of their names."""
+
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("train", help="train a language model", description=_DESCRIPTION)
@@ -87,14 +94,16 @@ def _run(arguments: argparse.Namespace) -> int:
         _refuse_both(arguments, "resume", "preset", "config", "print_config")
         result = resume(arguments.resume, ConsoleReporter(), **config_values(arguments))
     else:
-        config = _config(arguments)
-        if arguments.print_config == "json":
-            print(config.to_json(), end="")
-            return 0
-        if arguments.print_config == "table":
-            _print_settings(config, arguments)
-            return 0
-        result = train(config, ConsoleReporter())
+        with _named(arguments.config):
+            config = _config(arguments)
+            if arguments.print_config == "json":
+                print(config.to_json(), end="")
+                return 0
+            if arguments.print_config == "table":
+                _print_settings(config, arguments)
+                return 0
+            _check_text(config, arguments.preset)
+            result = train(config, ConsoleReporter())
     if is_main_process():
         _print_end(result)
     return 0
@@ -176,6 +185,17 @@ def _config(arguments: argparse.Namespace) -> TrainConfig:
     return config
 
 
+@contextmanager
+def _named(file: str | None) -> Iterator[None]:
+    """A context whose errors about settings and texts name the file of ``--config``."""
+    try:
+        yield
+    except ValueError as error:
+        if file is None or file in str(error):
+            raise
+        raise ConfigError(f"{error} (with --config {file})") from error
+
+
 def _read(path: str) -> dict[str, Any]:
     try:
         return read_settings(path)
@@ -183,6 +203,15 @@ def _read(path: str) -> dict[str, Any]:
         raise ConfigError(f"--config: {path}: no such file") from None
     except ConfigError as error:
         raise ConfigError(f"--config: {error}") from None
+
+
+def _check_text(config: TrainConfig, preset: str | None) -> None:
+    """Raises ConfigError for a preset without its text: its epochs are too many for another."""
+    if preset is not None and config.data is None:
+        text = _TEXTS[preset.partition("-")[0]]
+        raise ConfigError(
+            f"--preset {preset}: expected --data with the folder of {text}; got no --data"
+        )
 
 
 def _refuse_both(arguments: argparse.Namespace, one: str, *others: str) -> None:

@@ -86,7 +86,7 @@ def _source(path: str | os.PathLike[str], *, held_out: bool = False) -> Source:
     if isinstance(path, str) and path.startswith(PREFIX):
         return parse_dataset(path, held_out=held_out)
     place = Path(path)
-    if not place.exists():
+    if not os.path.exists(place):  # whatever the name
         raise ValueError(f"{place}: no such file or folder")
     if not place.is_dir():
         return file_source(place, held_out=held_out)

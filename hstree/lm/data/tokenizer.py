@@ -121,7 +121,7 @@ class Subwords(Tokenizer):
         """The tokenizer in a file. Raises ValueError that names the file if it is not
         valid."""
         file = Path(path)
-        if not file.is_file():
+        if not os.path.isfile(file):  # whatever the name
             raise ValueError(f"{_FLAG}: {file}: no such file")
         try:
             return cls.from_bytes(file.read_bytes())

@@ -425,7 +425,7 @@ def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _absolute(path: str | None) -> str | None:
     """An absolute path; for a dataset ``hf:NAME...`` only if NAME is a folder."""
     if path is None or not path.startswith("hf:"):
-        return None if path is None else str(Path(path).resolve())
+        return None if path is None else os.path.realpath(path)
     name, colon, rest = path.removeprefix("hf:").partition(":")
     return f"hf:{Path(name).resolve()}{colon}{rest}" if Path(name).is_dir() else path
 

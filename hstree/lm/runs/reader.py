@@ -66,16 +66,21 @@ def load_config(path: str | os.PathLike[str]) -> TrainConfig:
         CheckpointError: the folder does not exist, or its settings are missing or not valid.
     """
     folder = Path(path)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # whatever the name
         raise CheckpointError(f"{folder}: no such run folder")
+    file = folder / CONFIG
     try:
-        return TrainConfig(**read_settings(folder / CONFIG))
+        settings = read_settings(file)
     except FileNotFoundError:
         inside = any(folder.glob(f"*/{CONFIG}"))
         hint = "; its subfolders are runs: name one of them" if inside else ""
         raise CheckpointError(f"{folder}: not a run folder: {CONFIG} missing{hint}") from None
     except ConfigError as error:
         raise CheckpointError(str(error)) from None
+    try:
+        return TrainConfig(**settings)
+    except ConfigError as error:
+        raise CheckpointError(f"{file}: {error}") from None
 
 
 def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Run:
@@ -86,7 +91,7 @@ def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -
             inconsistent with the others.
     """
     folder = Path(path)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise CheckpointError(f"{folder}: no such run folder")
     missing = [
         name for name in (CONFIG, VOCABULARY, TOKENIZER, MODEL) if not (folder / name).is_file()
