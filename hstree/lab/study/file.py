@@ -21,6 +21,7 @@ from hstree.lm._messages import meant, quoted, shortened
 from hstree.lm._packages import optional_package
 from hstree.lm.runs import ConfigError, TrainConfig, parse_options
 from hstree.lm.training import preset
+from hstree.lm.training.presets import check_text
 
 EXAMPLE = """\
     seeds = [1, 2, 3]
@@ -272,6 +273,7 @@ def _config(
             ) from None
     make = TrainConfig if preset_name is None else partial(preset, preset_name)
     config = make(**settings, head_option=tuple(texts))
+    check_text(preset_name, config)
     known = head_options(config.head).difference(_SETTINGS)
     for key in options:
         if key not in known:

@@ -39,7 +39,7 @@ from hstree.lm.training import (
     train,
 )
 from hstree.lm.training.plot import against_time
-from hstree.lm.training.presets import PRESETS, merged
+from hstree.lm.training.presets import PRESETS, check_text, merged
 
 _DESCRIPTION = """\
 Train an LSTM language model and write a run folder with its settings, vocabulary, metrics,
@@ -49,12 +49,6 @@ uses the published settings of an AWD-LSTM, which need a GPU and hours; --finetu
 best weights of another run. Ctrl-C and SIGTERM save the state and stop; --resume continues from the
 last saved state. To train in several processes: torchrun -m -- hstree train.
 """
-
-_TEXTS = {
-    "ptb": "Penn Treebank",
-    "wt2": "WikiText-2, or hf:Salesforce/wikitext:wikitext-2-v1",
-}
-"""The texts of the presets, by the first part of their names."""
 
 
 def add_command(commands: Any) -> None:
@@ -102,7 +96,7 @@ def _run(arguments: argparse.Namespace) -> int:
             if arguments.print_config == "table":
                 _print_settings(config, arguments)
                 return 0
-            _check_text(config, arguments.preset)
+            check_text(arguments.preset, config)
             result = train(config, ConsoleReporter())
     if is_main_process():
         _print_end(result)
@@ -203,15 +197,6 @@ def _read(path: str) -> dict[str, Any]:
         raise ConfigError(f"--config: {path}: no such file") from None
     except ConfigError as error:
         raise ConfigError(f"--config: {error}") from None
-
-
-def _check_text(config: TrainConfig, preset: str | None) -> None:
-    """Raises ConfigError for a preset without its text: its epochs are too many for another."""
-    if preset is not None and config.data is None:
-        text = _TEXTS[preset.partition("-")[0]]
-        raise ConfigError(
-            f"--preset {preset}: expected --data with the folder of {text}; got no --data"
-        )
 
 
 def _refuse_both(arguments: argparse.Namespace, one: str, *others: str) -> None:

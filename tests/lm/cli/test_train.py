@@ -312,7 +312,7 @@ def test_a_model_beyond_memory(data: Path, capsys: pytest.CaptureFixture[str]) -
     [
         ("ptb-softmax", "Penn Treebank"),
         ("ptb-trees", "Penn Treebank"),
-        ("wt2-mos", "WikiText-2, or hf:Salesforce/wikitext:wikitext-2-v1"),
+        ("wt2-mos", "WikiText-2, or hf:Salesforce/wikitext:wikitext-2-v1,"),
     ],
 )
 def test_a_preset_needs_its_text(
@@ -320,7 +320,7 @@ def test_a_preset_needs_its_text(
 ) -> None:
     """Its epochs would take weeks on the docstrings of Python."""
     assert fails(capsys, "--preset", name, "--epochs", "1") == (
-        f"hstree: --preset {name}: expected --data with the folder of {text}; got no --data\n"
+        f"hstree: --preset: expected the folder of {text} as --data for {name}, got no --data\n"
     )
     assert list(Path().iterdir()) == []
 
