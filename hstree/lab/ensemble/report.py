@@ -49,7 +49,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     for word in arguments.word or ():
         if word not in vocabulary:
             raise ValueError(f"--word: {word!r} is not in the vocabulary")
-    corpus = run.corpus(arguments.settings.data)
+    corpus = run.corpus(arguments.settings.data, arguments.settings.column)
 
     loss = tree_loss(run.model, corpus.test)
     bins = {
@@ -356,6 +356,6 @@ is read.
         Argument("--clusters", "number of heaviest clusters to show for each tree", 8),
         Argument("--words", "number of words to show for a cluster, and of nearest words", 10),
     ),
-    settings=("data", "device", "threads"),
+    settings=("data", "column", "device", "threads"),
     output="results/tree",
 )

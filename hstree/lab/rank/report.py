@@ -78,7 +78,7 @@ def _matrices(arguments: argparse.Namespace) -> tuple[dict[str, BlockMatrix], li
     notes = []
     for directory in arguments.directories:
         run, split = load_run(directory, arguments.device), f"{arguments.split} part"
-        corpus = run.corpus(arguments.settings.data)
+        corpus = run.corpus(arguments.settings.data, arguments.settings.column)
         head: Any = run.model.head
         try:
             matrix = model_log_prob(run.model, getattr(corpus, arguments.split), first, dtype)
@@ -264,5 +264,5 @@ begins.
         ),
     ),
     runs="*",
-    settings=("data", "device", "threads"),
+    settings=("data", "column", "device", "threads"),
 )

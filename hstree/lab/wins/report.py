@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hstree.lm._pictures import panels
-from hstree.lm.runs import Run
+from hstree.lm.runs import Run, TrainConfig
 from hstree.lm.table import Table, decimals
 
 from ..drawing import NUMBERED, heat_map
@@ -24,7 +24,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         raise ValueError(f"RUN: expected at least two runs, got {arguments.directories[0]} alone")
     runs = load_runs(arguments)
     _check_vocabularies(runs)
-    text, tokens = _one_text(runs, arguments.settings.data, arguments.split)
+    text, tokens = _one_text(runs, arguments.settings, arguments.split)
     if len(tokens) < 2:
         raise ValueError(
             f"{text}: the {arguments.split} part has {len(tokens)} tokens, at least 2 are needed"
@@ -59,10 +59,10 @@ def _check_vocabularies(runs: Mapping[str, Run]) -> None:
 
 
 def _one_text(
-    runs: Mapping[str, Run], data: str | None, split: str
+    runs: Mapping[str, Run], settings: TrainConfig, split: str
 ) -> tuple[str, npt.NDArray[Any]]:
     """The name of the text, and the tokens that all runs read."""
-    found = {name: run.corpus(data) for name, run in runs.items()}
+    found = {name: run.corpus(settings.data, settings.column) for name, run in runs.items()}
     (first, corpus), *others = found.items()
     tokens = getattr(corpus, split)
     for name, other in others:
@@ -144,5 +144,5 @@ than the other. The runs must have the same vocabulary.
     measure,
     (SPLIT,),
     runs="+",
-    settings=("data", "device", "threads"),
+    settings=("data", "column", "device", "threads"),
 )

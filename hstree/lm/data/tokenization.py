@@ -174,7 +174,7 @@ def _write_ids(
     first, second = int(total * TRAIN_SHARE), int(total * (TRAIN_SHARE + VALID_SHARE))
     sizes = {"train": first, "valid": second - first, "test": total - second}
     if min(sizes.values()) < 2:
-        label = source.parts[WHOLE].label.removesuffix(": the file")
+        label = source.parts[WHOLE].label.rpartition(":")[0]
         raise ValueError(
             f"{label}: {total} tokens are too few to split 90% / 5% / 5%; expected at least 40"
         )

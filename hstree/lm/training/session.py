@@ -225,6 +225,7 @@ class Session:
         with group.main_first():  # the others find the tokenized text in the cache
             corpus = load_corpus(
                 config.data,
+                column=config.column,
                 min_count=config.min_count,
                 max_vocabulary=config.max_vocabulary,
                 vocabulary=None if origin is None else origin.vocabulary,
@@ -275,7 +276,12 @@ class Session:
         model, tensors, values = load_state(folder / names.STATE)
         vocabulary, tokenizer = load_vocabulary(folder), load_tokenizer(folder)
         with self.processes.main_first():
-            corpus = load_corpus(self.config.data, vocabulary=vocabulary, tokenizer=tokenizer)
+            corpus = load_corpus(
+                self.config.data,
+                column=self.config.column,
+                vocabulary=vocabulary,
+                tokenizer=tokenizer,
+            )
         try:
             self._restore(corpus, model, tensors, values)
         except ConfigError:
