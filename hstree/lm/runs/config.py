@@ -319,6 +319,12 @@ class TrainConfig:
         inherited=False,
         grouped=False,
     )
+    validation_tokens: int | None = in_run(
+        None,
+        "number of validation tokens to score after each epoch, evenly spread over the text: less "
+        "exact, and much faster with many classes (default: all)",
+        at_least(1),
+    )
     precision: str = in_run(
         "float32",
         "precision of the training steps; bfloat16: torch.autocast, with weights and validation in "

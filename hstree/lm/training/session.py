@@ -263,7 +263,7 @@ class Session:
             names.TOKENIZER: tokenizer_to_bytes(corpus.tokenizer),
         }
         if origin is not None:
-            valid_loss = evaluate(model, corpus.valid)
+            valid_loss = evaluate(model, corpus.valid, n_targets=config.validation_tokens)
             self.best = EpochRecord(0, 0, 0.0, math.nan, valid_loss, True, 0.0, 0.0)
             files[names.MODEL] = partial(shutil.copyfile, origin.path / names.MODEL)
             self.reporter.message(
@@ -388,6 +388,11 @@ class Session:
                 f"head {self.config.head}: the training perplexity is an estimate from sampled "
                 "classes,\ntoo low on average; that of the validation text is exact"
             )
+        if self._valid_share < 1:
+            self.reporter.message(
+                f"validation: {self.config.validation_tokens:,} of {len(self.corpus.valid) - 1:,} "
+                "tokens, spread evenly over the text"
+            )
         with self._interruption:
             for follower in self.followers:
                 follower.start(self.config.epochs, trainer.steps_per_epoch, trainer.position.step)
@@ -476,8 +481,15 @@ class Session:
             self.reporter.message(f"averaging of the weights begins after epoch {position.epoch}")
 
     def _loss(self, tokens: Any) -> float:
-        loss = evaluate(self.trainer.model, tokens) if self.processes.main else math.nan
+        """The loss on a text, or on a part of it as --validation-tokens says."""
+        model, part = self.trainer.model, self.config.validation_tokens
+        loss = evaluate(model, tokens, n_targets=part) if self.processes.main else math.nan
         return self.processes.from_main(loss)
+
+    @property
+    def _valid_share(self) -> float:
+        total = len(self.corpus.valid) - 1
+        return min(1.0, (self.config.validation_tokens or total) / total)
 
     def _check_validation(self, valid_loss: float) -> None:
         """Training does not recover from a loss far above log V, that of a uniform guess, unless
@@ -517,6 +529,7 @@ class Session:
             head_parameters=own_parameter_count(model.head, model.backbone),
             cost=head_cost(model, self.config, self.trainer.streams),
             seconds=seconds,
+            valid_share=self._valid_share,
         )
 
     # Saved files

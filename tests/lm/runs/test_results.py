@@ -27,6 +27,7 @@ def test_finished_run(tmp_path: Path) -> None:
     assert (run.settings["clip"], run.settings["dropout"]) == (TrainConfig().clip, 0.4)
     assert run.settings["head_option"] == []
     assert run.final.text == (10_000, 929_589, "639.3")
+    assert run.final.valid_share == 1.0  # of a summary that was written without it
 
 
 def test_unfinished_run_has_what_is_there(tmp_path: Path) -> None:
