@@ -90,7 +90,7 @@ def tree_loss(model: LanguageModel, tokens: Any) -> TreeLoss:
 
 def measure(arguments: argparse.Namespace) -> Report:
     ((name, run),) = load_runs(arguments, [arguments.directory]).items()
-    corpus = run.corpus(arguments.settings.data)
+    corpus = run.corpus(arguments.settings.data, arguments.settings.column)
     try:
         loss = tree_loss(run.model, corpus.test)
     except ValueError as error:
@@ -150,6 +150,6 @@ COMMAND = Measurement(
     "losses of trees and mixture, correlation of errors",
     measure,
     (Argument("directory", "run folder of hstree train", metavar="RUN"),),
-    settings=("data", "device", "threads"),
+    settings=("data", "column", "device", "threads"),
     output="results/tree",
 )

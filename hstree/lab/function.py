@@ -225,7 +225,10 @@ def measure(arguments: argparse.Namespace) -> Report:
             check_function_head(run.model)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-    texts = {name: run.corpus(arguments.settings.data) for name, run in runs.items()}
+    texts = {
+        name: run.corpus(arguments.settings.data, arguments.settings.column)
+        for name, run in runs.items()
+    }
     views = {name: view_function(run.model, texts[name].test) for name, run in runs.items()}
     notes = [
         f"{name}: {len(text.test) - 1:,} contexts of the test text of {text.name}"
@@ -364,6 +367,6 @@ COMMAND = Measurement(
     "the function that a head applies to its logits",
     measure,
     runs="+",
-    settings=("data", "device", "threads"),
+    settings=("data", "column", "device", "threads"),
     output="results/function",
 )

@@ -182,7 +182,9 @@ def _drawn(
     arguments: argparse.Namespace, runs: Mapping[str, Run]
 ) -> tuple[list[ContextPredictions], str]:
     """Predictions at random positions of the test text, and the name of the text."""
-    corpora = [run.corpus(arguments.settings.data) for run in runs.values()]
+    corpora = [
+        run.corpus(arguments.settings.data, arguments.settings.column) for run in runs.values()
+    ]
     texts = [corpus.test for corpus in corpora]
     _check_alike([(c.tokenizer.identity, len(c.test)) for c in corpora], list(runs))
     unknown = [corpus.vocabulary.unknown for corpus in corpora]
@@ -296,5 +298,5 @@ COMMAND = Measurement(
         Argument("--top-k", "number of words to show", 5, metavar="K"),
     ),
     runs="+",
-    settings=("data", "device", "threads"),
+    settings=("data", "column", "device", "threads"),
 )

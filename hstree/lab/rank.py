@@ -226,7 +226,10 @@ def measure(arguments: argparse.Namespace) -> Report:
     paths = arguments.directories
     for name, path in zip(run_names(paths), paths, strict=True):
         run, split = load_run(path, arguments.device), f"{arguments.split} part"
-        corpus, head = run.corpus(arguments.settings.data), run.model.head
+        corpus, head = (
+            run.corpus(arguments.settings.data, arguments.settings.column),
+            run.model.head,
+        )
         tokens = getattr(corpus, arguments.split)
         try:
             found = log_prob_rank(run.model, tokens, arguments.rows, dtype, epsilons)
@@ -309,5 +312,5 @@ COMMAND = Measurement(
         ),
     ),
     runs="+",
-    settings=("data", "device", "threads"),
+    settings=("data", "column", "device", "threads"),
 )

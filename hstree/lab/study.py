@@ -313,6 +313,7 @@ def _config(
             ) from None
     make = TrainConfig if preset_name is None else partial(preset, preset_name)
     config = make(**settings, head_option=tuple(texts))
+    check_text(preset_name, config)
     known = head_options(config.head).difference(_SETTINGS)
     for key in options:
         if key not in known:

@@ -4,6 +4,7 @@ ends with what to try next."""
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import shlex
 import shutil
@@ -232,6 +233,41 @@ def test_a_pipe_has_no_control_sequences(folder: Path) -> None:
     run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     assert "\x1b" not in run.stdout + run.stderr
     assert run.stderr == ""
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("generate {run} --prompt œuvre --words 2", r"\u0153uvre"),
+        ("evaluate {run} --data œuvre", r"on \u0153uvre"),
+        ("compare {run} œuvre/run", r"\u0153uvre/run"),
+        ("train --data œuvre --epochs 1 --batch-size 8 --run new", r"corpus: \u0153uvre"),
+        ("train --print-config --data œuvre", r"\u0153uvre"),
+        ("train --data nœud", r"n\u0153ud: no such file or folder"),
+    ],
+)
+def test_a_terminal_without_the_character(
+    command: str,
+    shown: str,
+    encoding: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is shown as an escape; no command ends there."""
+    run = folder / "runs" / "softmax"
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder / "toy", "œuvre")
+    shutil.copytree(run, "œuvre/run")
+    both = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", both)
+    monkeypatch.setattr(sys, "stderr", both)
+    status = main([word.format(run=run) for word in command.split()])
+    both.flush()
+    text = both.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+    assert shown in text
+    assert status == (2 if "nœud" in command else 0)
 
 
 ODD = "\x1b[31m\x9b2J\u202e\x07"
