@@ -57,6 +57,7 @@ from hstree.lm.training import (
     resume,
     train,
 )
+from hstree.lm.training.presets import check_text
 
 from .comparison import spread
 from .rank import EPSILONS, log_prob_rank
