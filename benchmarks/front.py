@@ -11,7 +11,6 @@ figures, as the records have them.
 from __future__ import annotations
 
 import json
-import math
 import re
 import textwrap
 from collections.abc import Callable
@@ -24,10 +23,9 @@ from benchmarks import classification
 from benchmarks.decoding import DEFAULT_TREES, QUESTIONS, SOFTMAX
 from benchmarks.heads import FLAT
 from benchmarks.optimizers import TRAINING_SIZES
+from benchmarks.planned import Records, results
 from benchmarks.table import HEAD_TABLES, Record, ratio, sources
 from benchmarks.trees_study import CONTENDERS
-from hstree.lab.study.records import Records
-from hstree.lab.study.results import results
 from hstree.lm._pictures import new_figure, picture
 from hstree.lm.table import decimals, markdown, table
 
@@ -128,9 +126,8 @@ def decoding_costs() -> str:
 
 FILLED: dict[str, dict[str, Callable[[], str]]] = {
     "docs/decoding.md": {"costs": decoding_costs, "screened": partial(recorded, "screened.md")},
-    "docs/transformers.md": {
-        name: partial(recorded, f"{name}.md") for name in ("lm_head", "generation")
-    },
+    "docs/models.md": {"lm_head": partial(recorded, "lm_head.md")},
+    "docs/transformers.md": {"generation": partial(recorded, "generation.md")},
 }
 
 
@@ -199,9 +196,6 @@ def quotes() -> list[str]:
     )
     columns = [(own, cell) for other in others for own, cell in zip(sampled, other, strict=True)]
     assert all(float(own) < float(cell) for own, cell in columns if own and cell)
-    losses = json.loads((RESULTS / "lm_head.json").read_text())["loss"]
-    own, *_, approximated = losses.values()
-    times = {3: "three"}[round(math.exp(approximated - own))]
     screened = cells("screened.md", "SmolLM2", "chosen: R = 288, int4, n = 256")
     slower = sorted(
         ratio(contest["contestants"], f"{DEFAULT_TREES}: {ALL}", f"{SOFTMAX}: {ALL}") or 0
@@ -228,7 +222,6 @@ def quotes() -> list[str]:
         f"also of one over all classes ({long[every]}), and a sampled softmax ({long[negatives]})",
         f"the forest has {long[f'{forest}{tail}']} and the sampled softmax "
         f"{long[f'{negatives}{tail}']}",
-        f"have {times} times its perplexity",
         f"at V = {classes} the sampled softmax is ahead of one tree and a forest at equal time",
         f"finds {100 * float(screened[2]):.1f}% of the best words in {screened[4]} of the float32 "
         "product's time",

@@ -69,11 +69,9 @@ MODELS: dict[str, Callable[[Path], tuple[Any, Tensor, Tensor]]] = {
 
 
 def variants(model: Any, tokens: Tensor) -> dict[str, Any]:
-    from hstree.integrations.transformers import accelerate_lm_head
-    from hstree.integrations.transformers.logits import hidden_states
+    from hstree.transformers import accelerate_lm_head
 
-    hidden = hidden_states(model, model.get_output_embeddings(), tokens)
-    screened = accelerate_lm_head(copy.deepcopy(model), hidden)
+    screened = accelerate_lm_head(copy.deepcopy(model), tokens)
     return {"plain": model, "`accelerate_lm_head(model, tokens)`": screened}
 
 

@@ -27,10 +27,8 @@ import torch
 from benchmarks import step_times
 from benchmarks.large_vocabulary_page import VALID_TOKENS, report
 from benchmarks.memory import peak_extra_bytes
+from benchmarks.planned import Contender, PlannedRun, PlannedStudy, Records
 from benchmarks.study_figures import rows_scored
-from hstree.lab.study.plan import Contender, PlannedRun
-from hstree.lab.study.planned import PlannedStudy
-from hstree.lab.study.records import Records
 from hstree.lm.data import Corpus
 from hstree.lm.runs import TrainConfig
 from hstree.lm.training import Trainer, TrainingError, build_model, evaluate

@@ -9,11 +9,9 @@ import numpy as np
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from benchmarks import step_times
-from hstree.lab.comparison.compute import spread
+from benchmarks.planned import Contender, Records, Result, results, sweep_table
+from hstree.lab.comparison import spread
 from hstree.lab.report import Report, made_on
-from hstree.lab.study.plan import Contender
-from hstree.lab.study.records import Records
-from hstree.lab.study.results import Result, results, sweep_table
 from hstree.lm._pictures import line_style, new_figure
 from hstree.lm.table import Column, Table, decimals, table
 

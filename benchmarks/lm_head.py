@@ -1,4 +1,4 @@
-"""SmolLM2-135M with its own lm_head and with heads of hstree: loss, and time and memory of a step.
+"""SmolLM2-135M with its own lm_head and with hstree's: loss, and time and memory of a step.
 
     python -m benchmarks.lm_head --data wikitext-2/valid.txt
 
@@ -25,7 +25,6 @@ from torch import Tensor
 from benchmarks.memory import map_large_blocks, peak_extra_bytes
 from benchmarks.pages import page_parser, publish
 from benchmarks.smollm2 import TITLE, read_model
-from hstree.heads import TreeEnsemble
 from hstree.lab.report import Report
 from hstree.lm.table import decimals, table
 
@@ -39,26 +38,22 @@ def windows(tokenizer: Any, text: Path) -> Tensor:
     return tokens[: WINDOW * WINDOWS].view(WINDOWS, WINDOW)
 
 
-def replaced(model: Any, *arguments: Any) -> Any:
-    from hstree.integrations.transformers import replace_lm_head
+def replaced(model: Any, head: str | None = None, **options: Any) -> Any:
+    from hstree.transformers import replace_lm_head
 
-    return replace_lm_head(model, *arguments)
-
-
-@torch.no_grad()
-def approximated(model: Any, ids: Tensor) -> Any:
-    """With four trees that read the rows of the lm_head, untrained."""
-    mean = model.model(ids).last_hidden_state.mean((0, 1))
-    options: Any = {"tied": True, "at": mean, "n_trees": 4, "root": 256}
-    return replaced(model, TreeEnsemble.from_linear(model.lm_head, **options))
+    return replace_lm_head(model, head, **options)
 
 
-TREES = "`TreeEnsemble.from_linear(lm_head, tied=True, at=mean, n_trees=4, root=256)`, untrained"
+def sampled(model: Any, ids: Tensor) -> Any:
+    counts = torch.bincount(ids.flatten(), minlength=model.lm_head.out_features)
+    return replaced(model, "sampled", negatives=512, frequencies=counts)
+
+
 MODELS: dict[str, Callable[[Any, Tensor], Any]] = {
     "its own `lm_head`": lambda model, ids: model,
     "`replace_lm_head(model)`": lambda model, ids: replaced(model),
+    '`replace_lm_head(model, "sampled", negatives=512, frequencies=counts)`': sampled,
     '`replace_lm_head(model, "forest")`': lambda model, ids: replaced(model, "forest"),
-    TREES: approximated,
 }
 
 
@@ -85,7 +80,7 @@ def measure(options: argparse.Namespace) -> Report:
     loaded = [read_model() for _ in MODELS]
     ids = windows(loaded[0][1], options.data)
     pairs = zip(MODELS.items(), loaded, strict=True)
-    models = {name: make(model, ids[:2]) for (name, make), (model, _) in pairs}
+    models = {name: make(model, ids) for (name, make), (model, _) in pairs}
     losses = {}
     for name, model in models.items():
         with torch.no_grad():

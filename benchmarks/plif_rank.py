@@ -39,7 +39,7 @@ FRESH = "fresh slopes on the softmax's logits"
 
 
 def fresh_slopes(
-    folder: Path, numbers: Sequence[int] = INTERVALS, rows: int = ROWS, method: str = "auto"
+    folder: Path, numbers: Sequence[int] = INTERVALS, rows: int = ROWS
 ) -> Iterator[dict[str, Any]]:
     """For each number of intervals: the root mean square of what is left of f on the logits after
     the best line, and the rank of log P in the first ``rows`` contexts of the test text."""
@@ -58,9 +58,7 @@ def fresh_slopes(
         head.load_state_dict(softmax.state_dict(), strict=False)
         y = head.function(torch.float64)(logits).detach().numpy()
         left = y - np.polyval(np.polyfit(x, y, 1), x)
-        found = log_prob_rank(
-            LanguageModel(model.backbone, head).eval(), tokens, rows, method=method
-        )
+        found = log_prob_rank(LanguageModel(model.backbone, head).eval(), tokens, rows)
         yield {
             "intervals": intervals,
             "deviation": float(np.sqrt(np.mean(left**2))),
@@ -98,13 +96,13 @@ def larger(folder: Path) -> dict[str, Any]:
     """Fresh slopes on the logits of the softmax of another run: its size, its rank, and theirs."""
     run = load_run(folder)
     model, head = run.model.eval(), run.model.head
-    found = log_prob_rank(model, run.corpus().test, LARGER_ROWS, method="svd")
+    found = log_prob_rank(model, run.corpus().test, LARGER_ROWS)
     return {
         "features": head.in_features,
         "classes": head.n_classes,
         "rows": LARGER_ROWS,
         "softmax": found.press_rank,
-        "fresh": list(fresh_slopes(folder, LARGER_INTERVALS, LARGER_ROWS, "svd")),
+        "fresh": list(fresh_slopes(folder, LARGER_INTERVALS, LARGER_ROWS)),
     }
 
 

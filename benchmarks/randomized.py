@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.planned import Contender, PlannedRun, PlannedStudy
 from benchmarks.randomized_page import report
 from hstree.heads import ForestSoftmax, Head, MixtureOfSoftmaxes, Softmax, TreeEnsemble
 from hstree.lab import log_prob_rank
-from hstree.lab.study.plan import Contender, PlannedRun
-from hstree.lab.study.planned import PlannedStudy
 from hstree.lm.data import Corpus, load_corpus
 from hstree.lm.models import AWDLSTM, LanguageModel
 from hstree.lm.runs import TrainConfig

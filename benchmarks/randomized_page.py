@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from benchmarks.planned import Contender, Records, Result, results, sweep_table
 from hstree.lab.report import Report, made_on
-from hstree.lab.study.plan import Contender
-from hstree.lab.study.records import Records
-from hstree.lab.study.results import Result, results, sweep_table
 from hstree.lm._pictures import line_style, new_figure
 from hstree.lm.table import Column, Table, table
 

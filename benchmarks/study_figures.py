@@ -13,8 +13,7 @@ import torch
 
 from hstree.heads import AdaptiveSoftmax, Head, TreeEnsemble
 from hstree.heads.class_sampler import ClassSampler
-from hstree.lab.study.file import StudyError, StudyModel
-from hstree.lab.study.runs import StudyRun, finish_run, read_state
+from hstree.lab.study import StudyError, StudyModel, StudyRun, finish_run, read_state
 from hstree.lm.data import Corpus, Streams
 from hstree.lm.models import LanguageModel
 from hstree.lm.runs import RunResults, TrainConfig, load_model

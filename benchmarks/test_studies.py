@@ -22,10 +22,8 @@ from benchmarks import (
     trees_study,
 )
 from benchmarks.large_vocabulary_page import perplexity_at
+from benchmarks.planned import PlannedRun, PlannedStudy, Records, planned_runs
 from benchmarks.study_figures import rows_scored
-from hstree.lab.study.plan import PlannedRun, planned_runs
-from hstree.lab.study.planned import PlannedStudy
-from hstree.lab.study.records import Records
 from hstree.lm.data import Corpus, CorpusStatistics, load_corpus
 from hstree.lm.runs import TrainConfig
 from hstree.lm.training import build_model

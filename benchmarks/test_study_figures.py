@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from benchmarks import step_times
+from benchmarks.planned import text_name
 from benchmarks.study_figures import band_losses, measured_run, rows_scored
 from hstree.heads import AdaptiveSoftmax, SampledSoftmax, Softmax, TreeEnsemble
-from hstree.lab.study.planned import text_name
 from hstree.lm.data import Corpus, load_corpus
 from hstree.lm.models import AWDLSTM, LanguageModel
 from hstree.lm.runs import TrainConfig

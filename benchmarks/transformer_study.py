@@ -30,13 +30,10 @@ from torch import Tensor, nn
 import hstree
 from benchmarks import step_times
 from benchmarks.memory import peak_extra_bytes
+from benchmarks.planned import Contender, PlannedRun, PlannedStudy, Records, Result, results
 from benchmarks.smollm2 import read_tokenizer
 from hstree.heads import Head
 from hstree.lab.report import Report, made_on
-from hstree.lab.study.plan import Contender, PlannedRun
-from hstree.lab.study.planned import PlannedStudy
-from hstree.lab.study.records import Records
-from hstree.lab.study.results import Result, results
 from hstree.lm._pictures import line_style, new_figure
 from hstree.lm.data import Corpus, CorpusStatistics, load_corpus
 from hstree.lm.data.tokenizer import Subwords

@@ -9,10 +9,8 @@ from typing import Any
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from benchmarks import step_times
+from benchmarks.planned import Contender, Records, Result, results, sweep_table
 from hstree.lab.report import Report, made_on, row_table
-from hstree.lab.study.plan import Contender
-from hstree.lab.study.records import Records
-from hstree.lab.study.results import Result, results, sweep_table
 from hstree.lm._pictures import legend, line_style, new_figure
 from hstree.lm.table import Column, Table, decimals, table
 

@@ -21,11 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import step_times
+from benchmarks.planned import Contender, PlannedRun, PlannedStudy, Records, named
 from benchmarks.study_figures import measured_run
 from benchmarks.trees_page import TIMED, is_full, report
-from hstree.lab.study.plan import Contender, PlannedRun, named
-from hstree.lab.study.planned import PlannedStudy
-from hstree.lab.study.records import Records
 from hstree.lm.data import Corpus
 from hstree.lm.runs import TrainConfig
 

@@ -38,7 +38,7 @@ nitpick_ignore_regex = [
     ),
     ("py:class", "Tensor|Module|Size|DeviceMesh|ParamsT|_Module"),
     ("py:class", r"(hstree\.heads\.tying\.)?HasWeight"),
-    ("py:(class|exc)", r"hstree\.lab\.\w+\.\w+\.\w+|StudyError|StudyInterrupted"),
+    ("py:(class|exc)", r"hstree\.lab\.\w+\.\w+|StudyError|StudyInterrupted"),
     (
         "py:class",
         r"hstree\.heads\.trees\.nodes\.Block|Function|Context|hstree\.distributed\.sharded_trees\._ShardedGate|hstree\.lm\.training\.(distributed\._Value|trainer\.Step)",

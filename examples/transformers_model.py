@@ -13,7 +13,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import hstree
-from hstree.integrations.transformers import from_pretrained, replace_lm_head
+from hstree.transformers import from_pretrained, replace_lm_head
 from hstree.lm.data import detokenize, embedded_corpus
 
 

@@ -8,6 +8,7 @@ from hstree._extension import BuildInfo, build_info, load
 
 load()  # registers the operators that the others need
 from hstree import distributed, heads, ops, optim, trees  # noqa: E402
+from hstree.deferred import defer_logits, undefer  # noqa: E402
 from hstree.heads import (  # noqa: E402
     DOC,
     GSS,
@@ -27,7 +28,6 @@ from hstree.heads import (  # noqa: E402
     TreeEnsemble,
     load_head,
 )
-from hstree.deferred import defer_logits, undefer  # noqa: E402,I001
 
 __version__ = build_info().version
 

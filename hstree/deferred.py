@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,8 @@ from hstree.heads import Head, SampledSoftmax, ScreenedSoftmax, Softmax
 from hstree.heads.functions import Identity, Scaled
 from hstree.heads.tables import Tables
 from hstree.ops import default_chunk_rows
+
+__all__ = ["DeferredHead", "DeferredLogits", "defer_logits", "undefer"]
 
 LEAST = 2**20
 """Logits of the smallest call that is deferred: a product of fewer takes less time than the rest of
@@ -89,9 +91,9 @@ def defer_logits(layer: nn.Module, head: Head | None = None) -> nn.Module:
         >>> logits.computed
         False
     """
-    kind = type(layer)
+    kind: Any = type(layer)
     if not isinstance(layer, nn.Linear) or kind.forward is not nn.Linear.forward:
-        if _is_deferred(layer):
+        if hasattr(layer, "deferral"):
             raise ValueError(
                 "layer: expected a layer that is not deferred, got one that is; hstree.undefer "
                 "gives the plain layer back"
@@ -120,9 +122,9 @@ def defer_logits(layer: nn.Module, head: Head | None = None) -> nn.Module:
     if head.weight is not layer.weight:
         # The head's own are let go: they would be a second [V, D].
         head._parameters = dict(layer._parameters)
-        head.tied = True
-    layer.deferral = Deferral(head, layer)
-    layer.__class__ = _deferred_class(kind)
+        vars(head)["tied"] = True
+    changed: Any = layer
+    changed.deferral, changed.__class__ = Deferral(head, layer), _deferred_class(kind)
     return layer
 
 
@@ -146,15 +148,11 @@ def undefer(layer: nn.Module) -> nn.Module:
     """
     if isinstance(layer, DeferredHead):
         return layer.head
-    if not _is_deferred(layer):
+    if not hasattr(layer, "deferral"):
         raise TypeError(f"layer: expected a deferred layer, got {type(layer).__name__}")
     layer.__class__ = type(layer).__bases__[0]
     del layer.deferral
     return layer
-
-
-def _is_deferred(layer: nn.Module) -> bool:
-    return isinstance(getattr(layer, "deferral", None), Deferral)
 
 
 def _is_of_layer(head: Head) -> bool:
@@ -168,19 +166,17 @@ def _is_of_layer(head: Head) -> bool:
 
 class Deferral:
     """What a deferred linear layer does in place of its product. No module: the head's parameters
-    are the layer's, and nothing of it is in a state dict.
+    are the layer's, and nothing of it is in a state dict."""
 
-    Args:
-        head: the head.
-        layer: the layer.
-    """
+    own = False
+    """Whether the scores are the head's."""
 
     def __init__(self, head: Head, layer: nn.Linear) -> None:
         self.head, self.least = head, LEAST
         with torch.device("meta"):
             self.exact = Softmax(head.in_features, head.n_classes)
         if isinstance(head, ScreenedSoftmax):
-            rows = torch.linspace(0, layer.out_features - 1, 1024).long().unique()
+            rows = torch.linspace(0, layer.out_features - 1, 1024).long()
             self.rows = rows.to(layer.weight.device)
             self.values = layer.weight.detach()[self.rows]
             self.seen = _identity(layer.weight)
@@ -193,16 +189,19 @@ class Deferral:
             head.class_weight is not None
         )
 
-    def bound(self, tensors: Sequence[Tensor], training: bool) -> Head:
+    def bound(self, tensors: Sequence[Tensor], training: bool) -> Any:
         """The head of the loss, with the weight and bias of one call."""
         estimates = training and not isinstance(self.head, ScreenedSoftmax)
         return _with_weight(self.head if estimates else self.exact, tensors, training)
 
-    def scores(self, tensors: Sequence[Tensor], hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, tensors: Sequence[Tensor], training: bool) -> Tensor:
+        """The logits [..., V] of the layer."""
+        return F.linear(hidden, *tensors)
+
+    def scores(self, hidden: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         """The scores [..., V] of the screen."""
-        screen: Any = _with_weight(self.head, tensors, False)
-        scores: Tensor = screen.scores(hidden)
-        return scores.to(_autocast_dtype(hidden, tensors[0].dtype))
+        scores: Tensor = _with_weight(self.head, tensors, False).scores(hidden)
+        return scores.to(_product_dtype(hidden, tensors[0].dtype))
 
     def screens(self, layer: nn.Module, hidden: Tensor) -> bool:
         """Whether a call without gradients takes the scores of the screen."""
@@ -226,7 +225,7 @@ class Deferral:
         return True
 
 
-def _with_weight(head: Head, tensors: Sequence[Tensor], training: bool) -> Head:
+def _with_weight(head: Head, tensors: Sequence[Tensor], training: bool) -> Any:
     """A copy of the head, as threads share the layer, with this weight and bias."""
     if isinstance(head, Tables):
         head.place_tables(tensors[0].device)
@@ -247,7 +246,7 @@ def _identity(weight: Tensor) -> tuple[int, ...]:
 
 
 @functools.cache
-def _deferred_class(kind: type[nn.Linear]) -> type[nn.Linear]:
+def _deferred_class(kind: Any) -> Any:
     """The subclass of a linear layer that defers."""
 
     def forward(self: Any, hidden: Tensor, work: Callable[..., Any] | None = None) -> Any:
@@ -256,11 +255,11 @@ def _deferred_class(kind: type[nn.Linear]) -> type[nn.Linear]:
         deferral: Deferral = self.deferral
         if not _defers(self, hidden, 0 if deferral.estimates else deferral.least):
             if not torch.is_grad_enabled() and deferral.screens(self, hidden):
-                return deferral.scores(_tensors(self), hidden)
+                return deferral.scores(hidden, _tensors(self))
             return kind.forward(self, hidden)
         dtype = torch.result_type(hidden, self.weight)
         source = Source(self, hidden, _tensors(self))
-        return DeferredLogits.of(source, self.out_features, _autocast_dtype(hidden, dtype))
+        return DeferredLogits.of(source, self.out_features, _product_dtype(hidden, dtype))
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
         # pickle finds classes by their name, and this one has none.
@@ -273,11 +272,11 @@ def _deferred_class(kind: type[nn.Linear]) -> type[nn.Linear]:
         "forward": forward,
         "__reduce_ex__": reduce_ex,
     }
-    made: type[nn.Linear] = type(f"Deferred{kind.__name__}", (kind,), members)
+    made: Any = type(f"Deferred{kind.__name__}", (kind,), members)
     return made
 
 
-def _unpickled(kind: type[nn.Linear]) -> nn.Linear:
+def _unpickled(kind: Any) -> Any:
     made = _deferred_class(kind)
     return made.__new__(made)
 
@@ -303,6 +302,7 @@ class DeferredHead(nn.Module):
 
     head: Head
     bias = None  # read by models and libraries
+    own, estimates = True, True
     least: float = 0
 
     def __init__(self, head: Head) -> None:
@@ -316,6 +316,16 @@ class DeferredHead(nn.Module):
             return self.head.log_prob(hidden)
         dtype = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
         return DeferredLogits.of(Source(self, hidden, _tensors(self)), self.out_features, dtype)
+
+    def bound(self, tensors: Sequence[Tensor], training: bool) -> Any:
+        """The head with the parameters of one call."""
+        return _with_parameters(self.head, iter(tensors)).train(training)
+
+    def logits(self, hidden: Tensor, tensors: Sequence[Tensor], training: bool) -> Tensor:
+        """Log-probabilities [..., V]; a copy, as models write into logits, of which a head may keep
+        some for its gradient."""
+        log_prob: Tensor = self.bound(tensors, training).log_prob(hidden)
+        return log_prob.clone()
 
     @property
     def in_features(self) -> int:
@@ -336,19 +346,16 @@ class _NoWeight:
 
     def __init__(self, head: Head) -> None:
         first = next(head.parameters())
-        self.dtype, self.device = first.dtype, first.device
-        self._message = (
-            f"weight: expected an output layer that is one matrix, got {type(head).__name__} of "
-            "hstree; use the loss and the logits of the model"
-        )
-
-    def _refuse(self, *args: Any, **options: Any) -> Any:
-        raise TypeError(self._message)
-
-    __getitem__ = __len__ = __iter__ = __matmul__ = __rmatmul__ = __torch_function__ = _refuse
+        self.dtype, self.device, self._name = first.dtype, first.device, type(head).__name__
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(self._message)
+        raise AttributeError(
+            f"weight: expected an output layer that is one matrix, got {self._name} of hstree; use "
+            "the loss and the logits of the model"
+        )
+
+    def __torch_function__(self, *call: Any) -> Any:
+        return self.matrix
 
 
 def _tensors(layer: nn.Module) -> tuple[Tensor, ...]:
@@ -412,7 +419,7 @@ def _rows(hidden: Tensor) -> int:
     return math.prod(hidden.shape[:-1])
 
 
-def _autocast_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+def _product_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
     """The dtype of a product with the tensor."""
     kind = tensor.device.type
     if dtype != torch.float64 and torch.is_autocast_enabled(kind):
@@ -449,25 +456,24 @@ class Source:
         like: Source | None = None,
     ) -> None:
         self.layer, self.tensors, self.then = layer, tensors, then
+        self.kind: Any = getattr(layer, "deferral", layer)  # Deferral or DeferredHead
         self.grad = torch.is_grad_enabled()
-        self.origin: Source = self if like is None else like.origin
-        if like is not None:
-            self.hidden = hidden
-            self.grad = self.grad and like.grad
-            self.inference, self.autocast = like.inference, like.autocast
-            self.training, self.versions = like.training, like.versions
-            return
-        kind = hidden.device.type
-        self.training = layer.training
+        self.origin: Source = self
+        self.training: bool = layer.training
         self.inference = torch.is_inference_mode_enabled()
-        self.autocast = {
+        kind = hidden.device.type
+        self.autocast: dict[str, Any] = {
             "device_type": kind,
             "enabled": torch.is_autocast_enabled(kind),
             "dtype": torch.get_autocast_dtype(kind),
         }
         # A tensor of inference mode does not tell whether it has changed.
-        self.hidden = hidden.clone() if hidden.is_inference() else hidden
+        self.hidden = hidden.clone() if hidden.is_inference() and like is None else hidden
         self.versions = [(tensor, _version(tensor)) for tensor in (self.hidden, *tensors)]
+        if like is not None:
+            self.grad = self.grad and like.grad
+            for name in ("origin", "training", "inference", "autocast", "versions"):
+                setattr(self, name, getattr(like, name))
 
     def modes(self, grad: bool) -> AbstractContextManager[Any]:
         """The modes of the call."""
@@ -494,24 +500,12 @@ class Source:
             )
         return work(self.tensors)
 
-    def head(self, tensors: tuple[Tensor, ...], training: bool) -> Head:
-        """The head of the layer with these parameters."""
-        if not isinstance(self.layer, DeferredHead):
-            bound: Head = self.layer.deferral.bound(tensors, training)
-            return bound
-        made: Head = _with_parameters(self.layer.head, iter(tensors))
-        return made.train(training)
-
     def logits(
         self, hidden: Tensor, tensors: tuple[Tensor, ...], grad: bool, steps: tuple[Step, ...] = ()
     ) -> Tensor:
         """Real logits of hidden vectors."""
         with self.modes(grad):
-            if isinstance(self.layer, DeferredHead):
-                # A copy: models write into their logits, of which the head may keep some.
-                value = self.head(tensors, self.training).log_prob(hidden).clone()
-            else:
-                value = F.linear(hidden, *tensors)
+            value: Tensor = self.kind.logits(hidden, tensors, self.training)
             for function, arguments, options in (*self.then, *steps):
                 value = function(value, *arguments, **options)
         return value
@@ -560,12 +554,20 @@ def _wrapper(source: Source, meta: Tensor) -> DeferredLogits:
     return made
 
 
+class _Noted(NamedTuple):
+    """What was done to logits that nobody has read."""
+
+    factor: float = 1.0
+    cap: float | None = None  # bound; 0 after tanh, before the bound is known
+    normalized: bool = False  # log_softmax
+    transposed: bool = False  # [..., V, T]
+
+
 class DeferredLogits(Tensor):
     """Logits [..., V] that nobody has read yet. Everything that a tensor can do, it does: what is
     not a fused loss computes the logits and works on them.
 
-    Attributes:
-        computed: whether the logits have been computed.
+    ``computed`` says whether they have been computed, ``compute()`` does it.
 
     Example:
         >>> import torch, hstree
@@ -582,10 +584,7 @@ class DeferredLogits(Tensor):
     views: tuple[Step, ...]  # from the value of the source to these logits
     meta: Tensor  # shape, strides and dtype
     grad_mode: bool
-    factor: float
-    cap: float | None  # bound of the logits; 0 after tanh, before the bound is known
-    normalized: bool  # after log_softmax
-    transposed: bool  # [..., V, T]
+    noted: _Noted
     read: Tensor | None  # the real logits
 
     @property
@@ -605,10 +604,7 @@ class DeferredLogits(Tensor):
         views: tuple[Step, ...],
         meta: Tensor,
         grad: bool,
-        factor: float = 1.0,
-        cap: float | None = None,
-        normalized: bool = False,
-        transposed: bool = False,
+        noted: _Noted = _Noted(),  # noqa: B008
     ) -> DeferredLogits:
         self: DeferredLogits
         if grad and not source.inference:
@@ -617,12 +613,10 @@ class DeferredLogits(Tensor):
         else:
             self = _wrapper(source, meta)
         self.source, self.hidden, self.views, self.meta = source, hidden, views, meta
-        self.grad_mode, self.read = grad, None
-        self.factor, self.cap = factor, cap
-        self.normalized, self.transposed = normalized, transposed
+        self.grad_mode, self.noted, self.read = grad, noted, None
         return self
 
-    def real(self) -> Tensor:
+    def compute(self) -> Tensor:
         """The real logits. Views of them share memory: a write to one is seen by all."""
         if self.read is None:
             value = self.source.compute()
@@ -634,8 +628,8 @@ class DeferredLogits(Tensor):
 
     def _view(self, step: Step, meta: Tensor, hidden: Tensor, **new: Any) -> DeferredLogits:
         grad = self.grad_mode and torch.is_grad_enabled()
-        state = {"factor": self.factor, "cap": self.cap, "normalized": self.normalized} | new
-        return self._made(self.source, hidden, (*self.views, step), meta, grad, **state)
+        noted = self.noted._replace(**new)
+        return self._made(self.source, hidden, (*self.views, step), meta, grad, noted)
 
     def _copy(
         self, step: Step, meta: Tensor, hidden: Tensor | None = None, **new: Any
@@ -646,8 +640,7 @@ class DeferredLogits(Tensor):
         then = old.then if step[0] is _rows_only else (*old.then, step)
         source = Source(old.layer, hidden, old.tensors, then, old)
         source.grad = source.grad and self.grad_mode
-        state = {"factor": self.factor, "cap": self.cap, "normalized": self.normalized} | new
-        return self._made(source, hidden, (), meta, source.grad, **state)
+        return self._made(source, hidden, (), meta, source.grad, self.noted._replace(**new))
 
     @classmethod
     def __torch_function__(
@@ -678,7 +671,7 @@ class DeferredLogits(Tensor):
             return function(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         return function(*_real(args, True), **_real(kwargs or {}, True))
@@ -688,11 +681,9 @@ class DeferredLogits(Tensor):
         logits and they were only read."""
         value = self.source.value
         if value is None:
-            return not self.transposed or rule is _cross_entropy
-        layer = self.source.layer
-        other = isinstance(layer, DeferredHead) or layer.deferral.estimates
+            return not self.noted.transposed or rule is _cross_entropy
         unchanged = value.is_inference() or value._version == 0
-        return other and rule is _cross_entropy and unchanged
+        return self.source.kind.estimates and rule is _cross_entropy and unchanged
 
     # Fused losses.
 
@@ -706,11 +697,12 @@ class DeferredLogits(Tensor):
         label_smoothing: float = 0.0,
     ) -> Any:
         """``F.cross_entropy`` of these logits, [N, V] or [..., V], and targets of their rows."""
-        own = isinstance(self.source.layer, DeferredHead)
-        if self.cap == 0 or (own and (self.factor != 1 or self.cap is not None)):
-            return NotImplemented  # not of a function that the loss knows
+        if not self._is_known():
+            return NotImplemented
         training = self.source.training and self.source.grad
-        marked = mark_targets(target, self.meta.shape[-2 if self.transposed else -1], ignore_index)
+        marked = mark_targets(
+            target, self.meta.shape[-2 if self.noted.transposed else -1], ignore_index
+        )
 
         def work(tensors: tuple[Tensor, ...]) -> Tensor:
             head, hidden = self._scaled(tensors, training)
@@ -723,7 +715,8 @@ class DeferredLogits(Tensor):
                 head.z_loss = 0.0
             encoded = head._encoded(hidden)
             with torch.set_grad_enabled(self.grad_mode and torch.is_grad_enabled()):
-                return head.target_loss(encoded, marked.reshape(-1))[1]
+                loss: Tensor = head.target_loss(encoded, marked.reshape(-1))[1]
+                return loss
 
         with self.source.modes(torch.is_grad_enabled()):
             loss = self.source.run(work)
@@ -735,28 +728,29 @@ class DeferredLogits(Tensor):
 
     def _scaled(self, tensors: tuple[Tensor, ...], training: bool) -> tuple[Any, Tensor]:
         """The head, and the hidden vectors [..., D], with the factor and the soft cap."""
-        head: Any = self.source.head(tensors, training)
-        hidden = self.hidden
-        if isinstance(self.source.layer, DeferredHead):
-            return head, hidden
-        if self.cap is not None:
+        head, hidden = self.source.kind.bound(tensors, training), self.hidden
+        factor, cap = self.noted.factor, self.noted.cap
+        if cap is not None:
             if head.samples_in_training and training:
                 raise TypeError(
                     "head: expected logits without a soft cap for the loss of a sampled softmax, "
-                    f"got a cap of {self.cap:g}; use the exact loss, head=None"
+                    f"got a cap of {cap:g}; use the exact loss, head=None"
                 )
-            # Scaled(s, c) is c tanh(s x / c).
-            head._modules["function"] = Scaled(self.factor * self.cap, self.cap)
-        elif self.factor != 1:
-            hidden = hidden * self.factor
+            head._modules["function"] = Scaled(factor * cap, cap)  # c tanh(s x / c), s = factor c
+        elif factor != 1:
+            hidden = hidden * factor
             if head.bias is not None:
-                head._parameters["bias"] = head.bias * self.factor
+                head._parameters["bias"] = head.bias * factor
         return head, hidden
+
+    def _is_known(self) -> bool:
+        """Whether the loss knows the function of the logits that was noted."""
+        noted = self.noted
+        return noted.cap != 0 and (not self.source.kind.own or noted[:2] == (1.0, None))
 
     def at(self, target: Tensor, *, normalized: bool) -> Any:
         """Logits [...] of one class of each row, or their log-probabilities."""
-        own = isinstance(self.source.layer, DeferredHead)
-        if self.cap == 0 or (own and (self.factor != 1 or self.cap is not None)):
+        if not self._is_known():
             return NotImplemented
         shape, flat = target.shape, target.reshape(-1)
 
@@ -764,7 +758,7 @@ class DeferredLogits(Tensor):
             head, hidden = self._scaled(tensors, False)
             rows = head._encoded(hidden)
             with torch.set_grad_enabled(self.grad_mode and torch.is_grad_enabled()):
-                if normalized or own:
+                if normalized or self.source.kind.own:
                     found: Tensor = head.target_log_prob(rows, flat)
                     return found
                 score: Tensor = head.target_score(rows, flat)
@@ -778,7 +772,7 @@ class DeferredLogits(Tensor):
 def _real(value: Any, detached: bool = False) -> Any:
     """Arguments with real logits in the place of deferred ones."""
     if isinstance(value, DeferredLogits):
-        found = value.real()
+        found = value.compute()
         return found.detach() if detached else found
     if isinstance(value, dict):
         return {key: _real(each, detached) for key, each in value.items()}
@@ -792,7 +786,8 @@ def _check_read(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> None:
     if any(isinstance(each, DeferredLogits) and not each.computed for each in given):
         raise RuntimeError(
             "inputs: expected logits that were read before the loss was computed from them, got "
-            "DeferredLogits, whose gradient a fused loss does not compute; call logits.real() first"
+            "DeferredLogits, whose gradient a fused loss does not compute; call logits.compute() "
+            "first"
         )
 
 
@@ -853,7 +848,9 @@ def _index(self: DeferredLogits, function: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     # The classes must stay whole and last.
     used = sum(
-        each.dim() if isinstance(each, Tensor) and each.dtype == torch.bool else each is not Ellipsis
+        each.dim()
+        if isinstance(each, Tensor) and each.dtype == torch.bool
+        else each is not Ellipsis
         for each in index
     )
     last = index[-1] if index else slice(None)
@@ -870,7 +867,11 @@ def _index(self: DeferredLogits, function: Any, args: Any, kwargs: Any) -> Any:
 def _pieces(self: DeferredLogits, function: Any, args: Any, kwargs: Any) -> Any:
     """split, chunk, unbind and iteration over rows."""
     dim = kwargs.get("dim", args[-1] if len(args) > (function not in _UNBIND) else 0)
-    if type(dim) is not int or not -self.dim() <= dim < self.dim() or dim % self.dim() == self.dim() - 1:
+    if (
+        type(dim) is not int
+        or not -self.dim() <= dim < self.dim()
+        or dim % self.dim() == self.dim() - 1
+    ):
         return NotImplemented
     dim, begin, found = dim % self.dim(), 0, []
     for piece in function(self.meta, *args, **kwargs):
@@ -900,26 +901,28 @@ def _number(value: Any) -> Any:
 
 
 def _scale(self: DeferredLogits, function: Any, args: Any, kwargs: Any) -> Any:
-    number = _number(args[0]) if len(args) == 1 and not kwargs else None
-    if type(number) not in (int, float) or not 0 < number < math.inf or self.normalized:
+    number: Any = _number(args[0]) if len(args) == 1 and not kwargs else None
+    noted = self.noted
+    if type(number) not in (int, float) or not 0 < number < math.inf or noted.normalized:
         return NotImplemented
     factor = 1 / number if function in _DIVISIONS else number
     step = (function, args, kwargs)
-    if self.cap is None:
-        return self._copy(step, self.meta, factor=self.factor * factor)
-    return self._copy(step, self.meta, cap=factor) if self.cap == 0 else NotImplemented
+    if noted.cap is None:
+        return self._copy(step, self.meta, factor=noted.factor * factor)
+    return self._copy(step, self.meta, cap=factor) if noted.cap == 0 else NotImplemented
 
 
 def _tanh(self: DeferredLogits, function: Any, args: Any, kwargs: Any) -> Any:
-    if self.cap is not None or self.normalized or args or kwargs:
+    if self.noted.cap is not None or self.noted.normalized or args or kwargs:
         return NotImplemented
     return self._copy((function, (), {}), self.meta, cap=0.0)
 
 
 def _log_softmax(self: DeferredLogits, function: Any, args: Any, kwargs: Any) -> Any:
-    given = dict(zip(("dim", "_stacklevel", "dtype") if function is F.log_softmax else ("dim", "dtype"), args, strict=False)) | kwargs  # fmt: skip
+    names = ("dim", "_stacklevel", "dtype") if function is F.log_softmax else ("dim", "dtype")
+    given = dict(zip(names, args, strict=False)) | kwargs
     dim, dtype = given.get("dim"), given.get("dtype")
-    if self.normalized or self.cap == 0 or dim not in (-1, self.dim() - 1):
+    if self.noted.normalized or self.noted.cap == 0 or dim not in (-1, self.dim() - 1):
         return NotImplemented
     if dtype is None:
         is_cast = torch.is_autocast_enabled(self.device.type) and self.dtype != torch.float64
@@ -929,19 +932,18 @@ def _log_softmax(self: DeferredLogits, function: Any, args: Any, kwargs: Any) ->
 
 
 def _gather(self: DeferredLogits, function: Any, args: Any, kwargs: Any) -> Any:
-    given = dict(zip(("dim", "index"), args, strict=False)) | kwargs
+    given: dict[str, Any] = dict(zip(("dim", "index"), args, strict=False)) | kwargs
     dim, index = given.pop("dim", None), given.pop("index", None)
     if given or dim not in (-1, self.dim() - 1) or type(index) is not Tensor:
         return NotImplemented
     if index.shape != (*self.shape[:-1], 1) or not _in_range(index, self.shape[-1]):
         return NotImplemented
-    return self.at(index, normalized=self.normalized)
+    return self.at(index, normalized=self.noted.normalized)
 
 
 def _logsumexp(self: DeferredLogits, function: Any, args: Any, kwargs: Any) -> Any:
-    if (*args, *kwargs.values()) not in ((-1,), (self.dim() - 1,)) or self.normalized:
-        return NotImplemented
-    if isinstance(self.source.layer, DeferredHead):
+    of_rows = (*args, *kwargs.values()) in ((-1,), (self.dim() - 1,))
+    if not of_rows or self.noted.normalized or self.source.kind.own:
         return NotImplemented
     first = torch.zeros(self.shape[:-1], dtype=torch.int64, device=self.device)
     score = self.at(first, normalized=False)
@@ -974,7 +976,7 @@ def _argmax(self: DeferredLogits, function: Any, args: Any, kwargs: Any) -> Any:
 
     def work(tensors: tuple[Tensor, ...]) -> Tensor:
         size = default_chunk_rows(rows, self.shape[-1])
-        parts = (source.logits(part, tensors, False).argmax(-1) for part in rows.split(size))
+        parts = (source.logits(part, tensors, False).argmax(-1) for part in torch.split(rows, size))
         return torch.cat(list(parts))
 
     return source.run(work).view(self.shape[:-1])
@@ -985,18 +987,29 @@ def _cross_entropy(self: DeferredLogits, function: Any, args: Any, kwargs: Any) 
     target, weight = given.pop("target"), given.pop("weight", None)
     if any(given.pop(name, None) is not None for name in ("size_average", "reduce")):
         return NotImplemented
-    rows = (self.shape[0], self.shape[2]) if self.transposed else self.shape[:-1]
+    rows = (self.shape[0], self.shape[2]) if self.noted.transposed else self.shape[:-1]
     right = type(target) is Tensor and target.dtype in (torch.int64, torch.uint8)
-    if not right or target.shape != rows or not len(rows) or (len(rows) > 1) != self.transposed:
+    if (
+        not right
+        or target.shape != rows
+        or not len(rows)
+        or (len(rows) > 1) != self.noted.transposed
+    ):
         return NotImplemented
-    if self.normalized != (function is not F.cross_entropy):
+    if self.noted.normalized != (function is not F.cross_entropy):
         return NotImplemented
     return self.loss(target, class_weight=weight, **given)
 
 
+def _get(name: str) -> Any:
+    """What reads an attribute of a tensor."""
+    return getattr(Tensor, name).__get__
+
+
 _LOSS_NAMES = {
     F.cross_entropy: (
-        "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing",
+        "target", "weight", "size_average", "ignore_index", "reduce", "reduction",
+        "label_smoothing",
     ),
     F.nll_loss: ("target", "weight", "size_average", "ignore_index", "reduce", "reduction"),
 }  # fmt: skip
@@ -1019,7 +1032,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
         _pieces: (Tensor.split, torch.split, Tensor.chunk, torch.chunk, *_UNBIND),
         _transpose: (
             Tensor.transpose, torch.transpose, Tensor.permute, torch.permute, Tensor.swapaxes,
-            torch.swapaxes, Tensor.mT.__get__,
+            torch.swapaxes, _get("mT"),
         ),
         _scale: (Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul, *_DIVISIONS),
         _tanh: (Tensor.tanh, torch.tanh),
@@ -1033,7 +1046,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
 }  # fmt: skip
 
 _ABOUT = {
-    getattr(Tensor, name).__get__
+    _get(name)
     for name in (
         "shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "grad_fn", "layout",
         "is_cuda", "is_cpu", "is_meta", "is_mps", "is_sparse", "is_quantized", "is_nested",

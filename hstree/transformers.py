@@ -27,7 +27,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import cached_file, logging
 
 from hstree._files import read_tensors, tensor_names
-from hstree.deferred import Deferral, DeferredHead, defer_logits, undefer
+from hstree.deferred import DeferredHead, defer_logits, undefer
 from hstree.heads import ForestSoftmax, Head, SampledSoftmax, ScreenedSoftmax, Softmax
 from hstree.heads.registry import build_head, head_class, head_options, saved_head
 from hstree.heads.tying import tied_names
@@ -117,7 +117,7 @@ def _is_of_layer(head: Head) -> bool:
 
 
 def accelerate_lm_head(
-    model: PreTrainedModel, contexts: Tensor | None = None, **options: Any
+    model: PreTrainedModel, contexts: Any = None, **options: Any
 ) -> PreTrainedModel:
     """Screen the output layer of a model, so that it generates faster, in place.
 
@@ -151,8 +151,8 @@ def accelerate_lm_head(
         >>> model.generate(tokens[:1, :4], max_new_tokens=8, do_sample=False).shape
         torch.Size([1, 12])
     """
-    layer = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-    if isinstance(getattr(layer, "deferral", None), Deferral):
+    layer: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    if hasattr(layer, "deferral"):
         undefer(layer)
     layer = _output_layer(model)
     if contexts is not None and not isinstance(contexts, Tensor):
@@ -163,6 +163,11 @@ def accelerate_lm_head(
             f"AutoTokenizer.from_pretrained({name!r})(text, return_tensors='pt').input_ids"
         )
     if contexts is not None and not contexts.is_floating_point():
+        if model.config.is_encoder_decoder:
+            raise ValueError(
+                f"contexts: expected the hidden vectors of the decoder for {type(model).__name__}, "
+                "an encoder and a decoder, got tokens"
+            )
         if contexts.dim() != 2:
             raise ValueError(
                 f"contexts: expected tokens [n, time], got the shape {list(contexts.shape)}"
@@ -275,9 +280,7 @@ def _outputs(model: PreTrainedModel, layer: Any, least: float | None = None) -> 
             hook.remove()
 
 
-def _checked(
-    model: PreTrainedModel, layer: Any, least: float | None = None
-) -> _Outputs | None:
+def _checked(model: PreTrainedModel, layer: Any, least: float | None = None) -> _Outputs | None:
     """:func:`_outputs`; None, with a warning, for a model that takes more than tokens."""
     try:
         return _outputs(model, layer, least)
@@ -381,11 +384,12 @@ def _attach(model: PreTrainedModel, new: DeferredHead) -> None:
     keys = model.all_tied_weights_keys
     model.all_tied_weights_keys = {k: v for k, v in keys.items() if not k.startswith(f"{name}.")}
     model.save_pretrained = _Saver(model)
-    new.register_load_state_dict_pre_hook(_check_names)
+    new.register_load_state_dict_pre_hook(_check_names)  # type: ignore[no-untyped-call]
 
 
 def _name_of(model: nn.Module, module: nn.Module) -> str:
-    return next(name for name, own in model.named_modules() if own is module)
+    names: dict[nn.Module, str] = {own: name for name, own in model.named_modules()}
+    return names[module]
 
 
 class _Saver:
@@ -394,9 +398,7 @@ class _Saver:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
 
-    def __call__(
-        self, save_directory: str | os.PathLike[str], *args: Any, **options: Any
-    ) -> None:
+    def __call__(self, save_directory: str | os.PathLike[str], *args: Any, **options: Any) -> None:
         if options.get("push_to_hub"):
             raise ValueError("push_to_hub: expected False, got True; call model.push_to_hub")
         layer = self.model.get_output_embeddings()
@@ -408,8 +410,10 @@ class _Saver:
         head, embedding = layer.head, self.model.get_input_embeddings()
         state = options.pop("state_dict", None)
         state = dict(self.model.state_dict() if state is None else state)
+        place = f"{_name_of(self.model, layer)}.head."
         for name in tied_names(head, embedding):  # saved as the embedding
-            state.pop(f"{_name_of(self.model, layer)}.head.{name}", None)
+            state.pop(f"{place}{name}", None)
+        names = [key.removeprefix(place) for key in state if key.startswith(place)]
         type(self.model).save_pretrained(
             self.model, save_directory, *args, state_dict=state, **options
         )
@@ -418,9 +422,7 @@ class _Saver:
         folder = Path(save_directory)
         (folder / "modeling_hstree.py").write_text(_CODE, encoding="utf-8")
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        entry = {"name": head.name, "config": head.config()}
-        place = f"{_name_of(self.model, layer)}.head."
-        entry["tensors"] = [k.removeprefix(place) for k in state if k.startswith(place)]
+        entry = {"name": head.name, "config": head.config(), "tensors": names}
         entry |= {name: config[key] for key, name in _SAVED.items() if key in config}
         text = json.dumps(config | _WRITTEN | {CONFIG_KEY: entry}, indent=2, sort_keys=True)
         (folder / "config.json").write_text(text + "\n", encoding="utf-8")
@@ -576,16 +578,14 @@ def _prefix(path: str | os.PathLike[str], keys: Any, names: list[str]) -> str:
     for key in known:
         prefix = key.removesuffix(ending) + "head."
         if key.endswith(ending) and all(f"{prefix}{name}" in known for name in names):
-            return prefix
+            return str(prefix)
     raise ValueError(
         f"{os.fspath(path)}: expected tensors of the head, {', '.join(names)}, got none or not all "
         "of them in its files"
     )
 
 
-def _check_names(
-    module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any
-) -> None:
+def _check_names(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
     """Before a state dict is loaded: transformers saves some models under the names of an older
     checkpoint, and its Trainer, which resumes from them, ignores what it does not find."""
     names = [f"head.{name}" for name in module.head.state_dict()]  # type: ignore[union-attr]
@@ -599,7 +599,7 @@ def _check_names(
             )
 
 
-class HeadConfig(PreTrainedConfig):
+class HeadConfig(PreTrainedConfig):  # type: ignore[misc]
     """What ``AutoConfig`` makes of the folder of a model with a head of its own."""
 
     model_type = "hstree"

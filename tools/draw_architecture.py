@@ -17,7 +17,7 @@ ROWS: list[dict[str, float]] = [
     {"lm/runs": 1},
     {"lm/models": 1},
     {"lm/data": 2.2},
-    {"integrations": 0, "lm": 2.2},
+    {"lm": 2.2},
     {"distributed": 2.6},
     {"heads": 1, "optim": 2.6},
     {"ops": 2.1},

@@ -1,49 +1,48 @@
-"""The measurements of the softmax-bottleneck literature, one subpackage each."""
+"""The measurements of the softmax-bottleneck literature, one file each."""
 
-from .comparison.compute import Comparison, RunGroup, compare, mean_and_deviation
-from .comparison.report import to_csv, to_markdown, validation_curves
-from .correlation.compute import Correlation, correlate
-from .ensemble.clusters import Agreement, tree_agreement
-from .ensemble.losses import FrequencyBin, TreeLoss, frequency_loss, tree_loss
-from .function.compute import FunctionView, Histogram, view_function
-from .jacobian.compute import (
+from .comparison import Comparison, compare
+from .correlation import Correlation, correlate
+from .ensemble import TreeLoss, tree_loss
+from .function import FunctionView, Histogram, view_function
+from .jacobian import (
     jacobian_experiment,
     jacobian_singular_values,
     summarize_singular_values,
 )
-from .predictions.compute import Prediction, log_prob_at, prediction, random_positions
-from .rank.compute import (
+from .predictions import Prediction, log_prob_at, prediction, random_positions
+from .rank import (
     RankResult,
     effective_rank,
+    log_prob_blocks,
     log_prob_rank,
     matrix_rank,
-    plan_rank,
     press_threshold,
     softmax_rank_bound,
 )
-from .rank.matrix import BlockMatrix, model_log_prob, stored_matrix
-from .robustness.compute import noise_ranks, reconstructions
-from .significance.compute import Significance, holm, model_perplexities, significance_tests, t_test
-from .study.file import read_study
-from .study.runs import run_study, study_runs
-from .synthetic.compute import SyntheticResult, SyntheticSetting, synthetic_bottleneck
-from .synthetic.heads import choose_head, known_heads
-from .wins.compute import PairwiseWins, pairwise_wins
-from .words.compute import WordSimilarity, model_embeddings, word_similarity
-from .words.files import read_embeddings, read_similarity_sets
+from .robustness import noise_ranks, reconstructions
+from .significance import Significance, holm, model_perplexities, significance_tests, t_test
+from .study import read_study, run_study, study_runs
+from .synthetic import (
+    SyntheticResult,
+    SyntheticSetting,
+    choose_head,
+    known_heads,
+    synthetic_bottleneck,
+)
+from .words import (
+    WordSimilarity,
+    model_embeddings,
+    read_similarity_sets,
+    word_similarity,
+)
 
 __all__ = [
-    "Agreement",
-    "BlockMatrix",
     "Comparison",
     "Correlation",
-    "FrequencyBin",
     "FunctionView",
     "Histogram",
-    "PairwiseWins",
     "Prediction",
     "RankResult",
-    "RunGroup",
     "Significance",
     "SyntheticResult",
     "SyntheticSetting",
@@ -53,41 +52,31 @@ __all__ = [
     "compare",
     "correlate",
     "effective_rank",
-    "frequency_loss",
     "holm",
     "jacobian_experiment",
     "jacobian_singular_values",
     "known_heads",
     "log_prob_at",
+    "log_prob_blocks",
     "log_prob_rank",
     "matrix_rank",
-    "mean_and_deviation",
     "model_embeddings",
-    "model_log_prob",
     "model_perplexities",
     "noise_ranks",
-    "pairwise_wins",
-    "plan_rank",
     "prediction",
     "press_threshold",
     "random_positions",
-    "read_embeddings",
     "read_similarity_sets",
     "read_study",
     "reconstructions",
     "run_study",
     "significance_tests",
     "softmax_rank_bound",
-    "stored_matrix",
     "study_runs",
     "summarize_singular_values",
     "synthetic_bottleneck",
     "t_test",
-    "to_csv",
-    "to_markdown",
-    "tree_agreement",
     "tree_loss",
-    "validation_curves",
     "view_function",
     "word_similarity",
 ]

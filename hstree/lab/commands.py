@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from hstree.lab.comparison import report as compare
-from hstree.lab.correlation.report import COMMAND as correlation
-from hstree.lab.ensemble.report import COMMAND as tree
-from hstree.lab.function.report import COMMAND as function
-from hstree.lab.jacobian.report import COMMAND as jacobian
-from hstree.lab.predictions.report import COMMAND as predictions
-from hstree.lab.rank.report import COMMAND as rank
-from hstree.lab.robustness.report import COMMAND as robustness
-from hstree.lab.significance.report import COMMAND as significance
-from hstree.lab.study import command as study
-from hstree.lab.synthetic.report import COMMAND as synthetic
-from hstree.lab.wins.report import COMMAND as wins
-from hstree.lab.words.report import COMMAND as words
+from hstree.lab import (
+    comparison,
+    correlation,
+    ensemble,
+    function,
+    jacobian,
+    predictions,
+    rank,
+    robustness,
+    significance,
+    study,
+    synthetic,
+    words,
+)
 
 ANALYZE = (
     correlation,
@@ -24,8 +25,7 @@ ANALYZE = (
     predictions,
     rank,
     significance,
-    tree,
-    wins,
+    ensemble,
     words,
 )
 EXPERIMENT = (jacobian, robustness, synthetic)
@@ -39,8 +39,8 @@ def add_measurements(commands: Any) -> None:
         parser = commands.add_parser(name, help=help_text)
         subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
         for measurement in measurements:
-            measurement.add_command(subcommands)
+            measurement.COMMAND.add_command(subcommands)
 
 
-COMMANDS = (compare.add_command, study.add_command, add_measurements)
+COMMANDS = (comparison.add_command, study.add_command, add_measurements)
 """Each registers a command of the laboratory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import hstree
 from hstree import deferred
 from hstree.deferred import DeferredLogits, Source, defer_logits
 
@@ -40,7 +39,7 @@ TOKENS = torch.randint(V, (BATCH, TIME), generator=torch.Generator().manual_seed
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with each time that logits are computed; small calls are deferred, too."""
     found: list[int] = []
     compute = Source.compute
@@ -52,7 +51,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     monkeypatch.setattr(Source, "compute", counted)
     monkeypatch.setattr(deferred, "LEAST", 0)
-    yield found
+    return found
 
 
 class Own(torch.autograd.Function):
@@ -133,10 +132,17 @@ FUSED: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "selected": lambda z: selected(z / 0.7).mean(),
     "masked": masked,
-    "rows by number": lambda z: F.cross_entropy(z[torch.tensor([1, 3])].view(-1, V), KNOWN[1::2].reshape(-1)),  # noqa: E501
+    "rows by number": lambda z: F.cross_entropy(
+        z[torch.tensor([1, 3])].view(-1, V), KNOWN[1::2].reshape(-1)
+    ),
     "list of rows": lambda z: sum(F.cross_entropy(a, b) for a, b in zip(z, KNOWN, strict=True)),  # type: ignore[return-value]
-    "unbind": lambda z: sum(F.cross_entropy(a, b) for a, b in zip(z.unbind(1), KNOWN.T, strict=True)),  # type: ignore[return-value]  # noqa: E501
-    "chunk": lambda z: sum(F.cross_entropy(a.flatten(0, 1), b.flatten()) for a, b in zip(z.chunk(2, dim=1), KNOWN.chunk(2, 1), strict=True)),  # type: ignore[return-value]  # noqa: E501
+    "unbind": lambda z: sum(
+        F.cross_entropy(a, b) for a, b in zip(z.unbind(1), KNOWN.T, strict=True)
+    ),  # type: ignore[return-value]
+    "chunk": lambda z: sum(
+        F.cross_entropy(a.flatten(0, 1), b.flatten())
+        for a, b in zip(z.chunk(2, dim=1), KNOWN.chunk(2, 1), strict=True)
+    ),  # type: ignore[return-value]
     "cap": lambda z: flat((z.float() / 30).tanh().mul(30)),
     "scaled cap": lambda z: flat((z * 3 / 2.5).tanh() * 2.5),
     "temperature": lambda z: flat(z / torch.tensor(2.0)),
@@ -148,9 +154,11 @@ FUSED: dict[str, Callable[[Tensor], Tensor]] = {
 READ: dict[str, Callable[[Tensor], Tensor]] = {
     "entropy": lambda z: flat(z) + entropy(z),
     "probability targets": lambda z: F.cross_entropy(z.view(-1, V), torch.full((36, V), 1 / V)),
-    "kl_div": lambda z: F.kl_div(z.log_softmax(-1), torch.full((BATCH, TIME, V), 1 / V), reduction="sum"),
+    "kl_div": lambda z: F.kl_div(
+        z.log_softmax(-1), torch.full((BATCH, TIME, V), 1 / V), reduction="sum"
+    ),
     "own function": lambda z: Own.apply(z, KNOWN),  # type: ignore[no-untyped-call]
-    "own function of a view": lambda z: Own.apply(z[:, :-1].float() / 2, KNOWN[:, :-1]),  # type: ignore[no-untyped-call]  # noqa: E501
+    "own function of a view": lambda z: Own.apply(z[:, :-1].float() / 2, KNOWN[:, :-1]),  # type: ignore[no-untyped-call]
     "stack": lambda z: flat(torch.cat([z[:, :4], z[:, 4:]], 1)),
     "sum with another": lambda z: flat(z + torch.linspace(0, 1, V)),
     "negative factor": lambda z: flat(-1 * z),
@@ -201,7 +209,10 @@ def test_dtypes(name: str, dtype: torch.dtype, reads: list[int]) -> None:
     assert not reads
     # No worse than the plain layer in that precision.
     error, own = (expected - exact).abs(), (value - exact).abs()
-    assert own <= error + 2 * max(torch.finfo(each).eps for each in (dtype, expected.dtype)) * exact.abs()
+    assert (
+        own
+        <= error + 2 * max(torch.finfo(each).eps for each in (dtype, expected.dtype)) * exact.abs()
+    )
 
 
 def test_autocast_is_that_of_the_call(reads: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""What else meets a deferred layer: compilers, transforms, hooks, checkpoints, pickling, threads."""
+"""What else meets a deferred layer: compilers, transforms, hooks, checkpoints, files, threads."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def test_torch_func(plain: Model, model: Model) -> None:
 
     for work in (
         lambda of: torch.func.grad(lambda p: loss(p, TOKENS, TARGET, of))(parameters),
-        lambda of: torch.vmap(
-            torch.func.grad(lambda p, a, b: loss(p, a, b, of)), (None, 0, 0)
-        )(parameters, TOKENS, TARGET),
+        lambda of: torch.vmap(torch.func.grad(lambda p, a, b: loss(p, a, b, of)), (None, 0, 0))(
+            parameters, TOKENS, TARGET
+        ),
         lambda of: {
             "tangent": torch.func.jvp(
                 lambda p: loss(p, TOKENS, TARGET, of),
@@ -117,7 +117,9 @@ def test_tracing(trace: Callable[[nn.Module], Any], plain: Model, model: Model) 
     torch.testing.assert_close(found, plain(TOKENS))
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])  # noqa: E501
+@pytest.mark.parametrize(
+    "backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("what", ["model", "step", "loss"])
 def test_compile(what: str, backend: str, plain: Model, model: Model) -> None:
     torch._dynamo.reset()
@@ -184,7 +186,7 @@ def test_a_gradient_of_logits_that_nobody_has_read_is_refused(model: Model) -> N
     loss = loss_of(logits)
     with pytest.raises(RuntimeError, match="inputs: expected logits that were read before"):
         torch.autograd.grad(loss, logits)
-    logits.real()
+    logits.compute()
     (found,) = torch.autograd.grad(loss_of(logits), logits)
     assert found.shape == logits.shape
 

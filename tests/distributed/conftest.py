@@ -19,5 +19,6 @@ def two() -> list[dict[str, Any]]:
             "distributed.test_shard_trees",
             "distributed.test_clip_grad",
             "distributed.test_deferred",
+            "distributed.test_deferred_logits",
         ]
     )

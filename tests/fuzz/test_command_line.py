@@ -134,7 +134,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "analyze significance RUN": (),
     "analyze tree RUN": (),
     "analyze words RUN": (),
-    "analyze wins RUN RUN": (),
     "analyze correlation RUN": (),
     "experiment synthetic": (),
     "experiment robustness": ("--size", "--repetitions"),

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from fuzz.scale import cases
 from fuzz.some_heads import HEAD_SETTINGS, HeadSetting, build
 from hstree.heads import head_names, load_head
-from hstree.lab.study.file import StudyError, read_study
+from hstree.lab.study import StudyError, read_study
 from hstree.lm.data import Vocabulary
 from hstree.lm.models import AWDLSTM, LanguageModel
 from hstree.lm.runs import CheckpointError, ConfigError, TrainConfig

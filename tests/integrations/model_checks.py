@@ -27,6 +27,7 @@ DRAWS = PENALTY | {"do_sample": True, "top_k": 5}
 
 FUSED, READ = "loss without logits", "reads its logits"
 REFUSED, ALONE, TAKES = "refused", "needs more than tokens", "takes other heads"
+NOT_BUILT = "not built here"
 
 
 def inputs(name: str) -> tuple[dict[str, Any], Tensor]:
@@ -39,6 +40,8 @@ def inputs(name: str) -> tuple[dict[str, Any], Tensor]:
     given: dict[str, Any] = {"input_ids": ids}
     if name == "GitForCausalLM":
         given["pixel_values"] = torch.randn(BATCH, 3, 16, 16, generator=generator)
+    if name == "T5ForConditionalGeneration":
+        given["decoder_input_ids"] = ids
     return given, labels
 
 
@@ -50,7 +53,10 @@ def check_class(name: str, folder: Path) -> tuple[str, str]:
         layer's place.
     """
     # As users load it: some classes save under other names what they have loaded.
-    build(name).save_pretrained(folder / "plain")
+    try:
+        build(name).save_pretrained(folder / "plain")
+    except ImportError:
+        return NOT_BUILT, NOT_BUILT
     model = getattr(transformers, name).from_pretrained(folder / "plain")
     given, labels = inputs(name)
 
@@ -76,7 +82,8 @@ def check_class(name: str, folder: Path) -> tuple[str, str]:
     try:
         replaced = _quietly(lambda: replace_lm_head(copy.deepcopy(model)))
     except TypeError as error:
-        assert "expected a" in str(error)
+        if "expected a" not in str(error):
+            raise
         return REFUSED, REFUSED
     if plain is None:
         return ALONE, ALONE
@@ -108,11 +115,11 @@ def check_class(name: str, folder: Path) -> tuple[str, str]:
     assert _bytes(folder / "replaced") == _bytes(folder / "again")
 
     if name != "GitForCausalLM":
-        contexts = torch.randint(5, 256, (4, 24), generator=torch.Generator().manual_seed(9))
+        contexts = None
+        if not model.config.is_encoder_decoder:
+            contexts = torch.randint(5, 256, (4, 24), generator=torch.Generator().manual_seed(9))
         classes = model.get_output_embeddings().out_features
-        fast = _quietly(
-            lambda: accelerate_lm_head(copy.deepcopy(model), contexts, exact=classes)
-        )
+        fast = _quietly(lambda: accelerate_lm_head(copy.deepcopy(model), contexts, exact=classes))
         text = _try(lambda: generate(model, **PENALTY))
         if text is not None:
             assert torch.equal(generate(fast, **PENALTY), text)
@@ -121,7 +128,8 @@ def check_class(name: str, folder: Path) -> tuple[str, str]:
     try:
         other = _quietly(lambda: replace_lm_head(copy.deepcopy(model), "mos", components=2))
     except ValueError as error:
-        assert "expected None, 'softmax'" in str(error) or "expected the" in str(error), error
+        if "expected None, 'softmax'" not in str(error):
+            raise
         return outcome, REFUSED
     _fit(other.train(), given, labels)
     other.eval().save_pretrained(folder / "mos")

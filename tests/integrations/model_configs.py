@@ -1,5 +1,5 @@
-"""Configs of small random models: every causal language model class of transformers 5.24, and models
-of text with images or sound."""
+"""Configs of small random models: every causal language model class of transformers 5.24, and
+models of text with images or sound."""
 
 from __future__ import annotations
 
@@ -156,9 +156,8 @@ def gemma4_assistant(kind: str) -> dict[str, Any]:
 
 
 SPECIFIC: dict[str, Any] = {
-    **{
-        n: MLA
-        for n in (
+    **dict.fromkeys(
+        (
             "AXK1ForCausalLM",
             "AXK2ForCausalLM",
             "DeepseekV2ForCausalLM",
@@ -169,11 +168,11 @@ SPECIFIC: dict[str, Any] = {
             "GlmMoeDsaForCausalLM",
             "MiniCPM3ForCausalLM",
             "YoutuForCausalLM",
-        )
-    },
-    **{
-        n: BART
-        for n in (
+        ),
+        MLA,
+    ),
+    **dict.fromkeys(
+        (
             "BartForCausalLM",
             "BigBirdPegasusForCausalLM",
             "BlenderbotForCausalLM",
@@ -184,8 +183,9 @@ SPECIFIC: dict[str, Any] = {
             "PLBartForCausalLM",
             "PegasusForCausalLM",
             "WhisperForCausalLM",
-        )
-    },
+        ),
+        BART,
+    ),
     "BailingHybridForCausalLM": MLA
     | SSM
     | {

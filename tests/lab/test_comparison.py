@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from pathlib import Path
 
@@ -11,17 +12,11 @@ import numpy as np
 import pytest
 from lm.runs.made_up import write_run
 
-from hstree.lab import (
-    Comparison,
-    compare,
-    mean_and_deviation,
-    to_csv,
-    to_markdown,
-    validation_curves,
-)
-from hstree.lab.comparison.report import comparison_tables
-from hstree.lm._pictures import COLOURS, picture
+from hstree.__main__ import main
+from hstree.lab import Comparison, compare
+from hstree.lab.comparison import comparison_tables, run_rows, spread
 from hstree.lm.training import TrainConfig
+from lab.commands import refused
 
 SOFTMAX = (60.5, 61.25, 59.75)
 MOS = (55.0, 54.5, 56.5, 55.25)
@@ -56,15 +51,11 @@ def comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Comparison:
 
 def test_groups(comparison: Comparison) -> None:
     assert comparison.differing == ("dropout", "head_option")
-    assert [(g.label, g.head, len(g.runs)) for g in comparison.groups] == [
-        ("A", "softmax", 3),
-        ("B", "mos", 4),
-        ("C", "gss", 1),
-    ]
-    assert [len(g.finished) for g in comparison.groups] == [3, 4, 0]
-    assert comparison.groups[1].description == "mos, dropout=0.3, head_option=components=15"
-    assert comparison.groups[1].valid_perplexities == [70.0, 69.0, 68.0, 67.0]
-    assert [comparison.label(run) for run in comparison.runs] == list("AAABBBBC")
+    assert {name: len(runs) for name, runs in comparison.groups.items()} == {
+        "softmax, dropout=0.4, head_option=-": 3,
+        "mos, dropout=0.3, head_option=components=15": 4,
+        "gss, dropout=0.4, head_option=-": 1,
+    }
     assert comparison.notes == ("gss has not finished: 1 of 3 epochs completed",)
 
 
@@ -75,8 +66,8 @@ def test_groups_do_not_depend_on_the_order_of_runs_and_settings(tmp_path: Path) 
     )
     text = (c / "config.json").read_text()
     (c / "config.json").write_text('{"seed": 3,' + text[1:].replace(', "seed": 3', ""))
-    groups = compare([a, b, c]).groups
-    assert [[run.path for run in group.runs] for group in groups] == [[a, c], [b]]
+    groups = compare([a, b, c]).groups.values()
+    assert [[run.path for run in group] for group in groups] == [[a, c], [b]]
 
 
 def test_default_is_not_a_difference(tmp_path: Path) -> None:
@@ -100,14 +91,9 @@ def test_settings_that_a_head_does_not_read_are_no_difference(tmp_path: Path) ->
     assert compare([*softmax, small]).differing == ()  # but the head
     both = compare([*softmax, small, large])
     assert both.differing == ("root",)
-    descriptions = [group.description for group in both.groups]
-    assert descriptions == ["softmax", "trees, root=16", "trees, root=64"]
-    table, _ = comparison_tables(both)
-    column = table.header.index("settings that differ")
-    assert [row[column] for row in table.rows] == ["", "", "root=16", "root=64"]
-    assert "root=" not in to_markdown(alone)
-    rows = list(csv.DictReader(io.StringIO(to_csv(both))))
-    assert [row["root"] for row in rows] == ["", "", "16", "64"]
+    assert [*both.groups] == ["softmax", "trees, root=16", "trees, root=64"]
+    assert [row["root"] for row in run_rows(both)] == [None, None, 16, 64]
+    assert "root" not in run_rows(alone)[0]
     # The same holds for the run from which one was fine-tuned.
     tuned = [
         write_run(tmp_path / f"tuned-{n}", seed=n, finetune=str(path), optimizer="sgd")
@@ -116,31 +102,11 @@ def test_settings_that_a_head_does_not_read_are_no_difference(tmp_path: Path) ->
     assert len(compare(tuned).groups) == 1
 
 
-def test_many_groups_have_labels_of_two_letters(tmp_path: Path) -> None:
-    paths = [write_run(tmp_path / str(n), dropout=n / 100) for n in range(28)]
-    labels = [group.label for group in compare(paths).groups]
-    assert labels[:2] + labels[25:] == ["A", "B", "Z", "AA", "AB"]
-
-
 def test_mean_and_deviation() -> None:
-    values = list(MOS)
-    result = mean_and_deviation(values)
-    assert result is not None
-    assert result.n == 4
-    assert result.mean == pytest.approx(np.mean(values), rel=1e-15)
-    assert result.deviation == pytest.approx(np.std(values, ddof=1), rel=1e-14)
-    assert mean_and_deviation([]) is None
-    one = mean_and_deviation([5.0])
-    assert one is not None
-    assert one.mean == 5.0
-    assert math.isnan(one.deviation)
-    infinite = mean_and_deviation([1.0, math.inf])
-    assert infinite is not None
-    assert infinite.mean == math.inf
-    assert math.isnan(infinite.deviation)
-    equal = mean_and_deviation([0.1] * 7)
-    assert equal is not None
-    assert equal.deviation == 0.0
+    assert spread(MOS) == f"{np.mean(MOS):.2f} ± {np.std(MOS, ddof=1):.2f}"
+    assert spread([*MOS, None], 0) == f"{np.mean(MOS):.0f} ± {np.std(MOS, ddof=1):.1f}"
+    assert (spread([]), spread([None]), spread([5.0])) == ("-", "-", "5.00")
+    assert (spread([1.0, math.inf]), spread([0.1] * 7)) == ("inf", "0.10 ± 0.00")
 
 
 def test_different_texts_are_noted(tmp_path: Path) -> None:
@@ -155,10 +121,10 @@ def test_different_texts_are_noted(tmp_path: Path) -> None:
 def test_repeated_seeds_are_noted(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / str(n), seed=seed) for n, seed in enumerate((1, 2, 1))]
     (note,) = compare(paths).notes
-    assert "group A has runs of the same seed (1)" in note
+    assert "softmax has runs of the same seed (1)" in note
 
 
-def test_unusable_arguments(tmp_path: Path) -> None:
+def test_bad_paths(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected at least one run folder"):
         compare([])
     folder = write_run(tmp_path / "run")
@@ -168,126 +134,90 @@ def test_unusable_arguments(tmp_path: Path) -> None:
         compare([folder, tmp_path / "missing"])
 
 
-# Tables
-
-
 def test_tables(comparison: Comparison) -> None:
     runs, groups = comparison_tables(comparison)
     row = dict(zip(runs.header, runs.rows[3], strict=True))
     assert row == {
-        "group": "B",
+        "group": "2",
         "run": "mos-0",
         "head": "mos",
         "seed": "0",
-        "settings that differ": "dropout=0.3, head_option=components=15",
+        "dropout": "0.3",
+        "head option": '["components=15"]',
         "epochs": "3",
         "best epoch": "3",
         "valid perplexity": "70.00",
         "test perplexity": "55.00",
         "backbone parameters": "24.22M",
         "head parameters": "10,000",
-        "s per epoch": "12.0",
-        "tokens/s": "2,000",
+        "seconds per epoch": "12.0",
+        "tokens per second": "2,000",
     }
     unfinished = dict(zip(runs.header, runs.rows[-1], strict=True))
-    assert (unfinished["epochs"], unfinished["valid perplexity"]) == ("1 of 3", "150.00")
+    assert (unfinished["epochs"], unfinished["valid perplexity"]) == ("1", "150.00")
     assert unfinished["test perplexity"] == unfinished["head parameters"] == "-"
     assert groups.rows[0] == (
-        *("A", "softmax, dropout=0.4, head_option=-", "3 of 3"),
-        *("120.50", "0.00", "60.50", "0.75"),
+        *("1", "softmax, dropout=0.4, head_option=-", "3 of 3"),
+        *("120.50 ± 0.00", "60.50 ± 0.75"),
     )
-    assert groups.rows[2][2:] == ("0 of 1", "-", "-", "-", "-")
-    for table in (runs, groups):
-        assert {len(table.header), len(table.right)} == {len(row) for row in table.rows}
+    assert groups.rows[2][2:] == ("0 of 1", "-", "-")
 
 
-def test_runs_without_seeds_have_one_table(tmp_path: Path) -> None:
-    paths = [write_run(tmp_path / "a"), write_run(tmp_path / "b", tied=True)]
-    (table,) = comparison_tables(compare(paths))
-    assert "group" not in table.header
-    cells = [row[table.header.index("settings that differ")] for row in table.rows]
-    assert cells == ["tied=no", "tied=yes"]
-    (single,) = comparison_tables(compare(paths[:1]))
-    assert "settings that differ" not in single.header
+# The command
 
 
-def test_markdown(tmp_path: Path, comparison: Comparison) -> None:
-    text = to_markdown(comparison)
-    lines = text.splitlines()
-    assert lines[0] == "**Runs**"
-    assert lines[2].startswith("| group | run | head | seed |")
-    assert lines[3].startswith("| --- | --- | --- | ---: |")
-    assert "| A | softmax-0 | softmax | 0 |" in text
-    assert "- gss has not finished: 1 of 3 epochs completed" in lines
-    strange = write_run(tmp_path / "a|b")
-    assert "a\\|b" in to_markdown(compare([strange]))
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    return refused(capsys, "compare", *arguments)
 
 
-def test_csv(comparison: Comparison) -> None:
-    rows = list(csv.DictReader(io.StringIO(to_csv(comparison))))
-    assert len(rows) == 8
-    assert [float(row["test_perplexity"]) for row in rows[3:7]] == list(MOS)
-    assert rows[3]["head_option"] == '["components=15"]'
-    assert [row["finished"] for row in rows[6:]] == ["true", "false"]
-    last = rows[-1]
-    assert (last["run"], last["epochs_ended"], last["test_perplexity"]) == ("gss", "1", "")
-    assert last["head_parameters"] == ""
-    assert rows[0]["backbone_parameters"] == "24221600"
-
-
-# The picture
-
-
-@pytest.mark.parametrize(
-    ("file_format", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")]
-)
-def test_picture(comparison: Comparison, file_format: str, start: bytes) -> None:
-    assert picture(validation_curves(comparison), file_format).startswith(start)
-
-
-def test_picture_has_the_curves(comparison: Comparison) -> None:
-    figure = validation_curves(comparison)
-    (axes,) = figure.axes
-    assert axes.get_xlabel() == "epoch (passes over the training text)"
-    assert axes.get_ylabel() == "validation perplexity per token (log scale)"
-    curves = [line for line in axes.lines if line.get_linestyle() != "None"]
-    assert len(curves) == 8
-    assert list(curves[3].get_xdata()) == [1, 2, 3]
-    assert list(curves[3].get_ydata()) == pytest.approx([90.0, 80.0, 70.0])
-    assert [c.get_color() for c in curves] == [COLOURS[i] for i in (0, 0, 0, 1, 1, 1, 1, 2)]
-    (legend,) = figure.legends
-    labels = [text.get_text() for text in legend.get_texts()]
-    assert [label[:2] for label in labels] == ["A:", "B:", "C:"]
-    assert labels[1] == "B: mos, dropout=0.3, head_option=components=15 (4 runs)"
-    averaged = [line for line in axes.lines if line.get_marker() == "D"]
-    assert [list(line.get_xdata()) for line in averaged] == [[3]] * 4
-
-
-def test_picture_of_awkward_runs(tmp_path: Path) -> None:
-    """Names that matplotlib would read as formulas, infinite perplexities, more runs than
-    colours."""
-    paths = [
-        write_run(tmp_path / f"_$x_{n}$", (math.inf, 90.0 + n), dropout=n / 100)
-        for n in range(len(COLOURS) + 2)
+def seeds(head: str, tests: tuple[float, ...]) -> list[str]:
+    return [
+        str(write_run(Path(f"{head}-{seed}"), test=test, head=head, seed=seed))
+        for seed, test in enumerate(tests)
     ]
-    assert picture(validation_curves(compare(paths))).startswith(b"\x89PNG")
 
 
-def test_picture_needs_an_epoch_and_a_format(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", (), None)
-    with pytest.raises(ValueError, match="at least one completed epoch"):
-        validation_curves(compare([folder]))
-    with pytest.raises(ValueError, match="expected one of png, pdf, svg, got 'gif'"):
-        picture(validation_curves(compare([write_run(tmp_path / "other")])), "gif")
+@pytest.mark.usefixtures("elsewhere")
+def test_tables_are_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    long = str(write_run(Path("r" * 60), (210.0,), None, head="gss", dropout=0.25))
+    runs = [*seeds("softmax", (60.5, 61.25)), *seeds("mos", (55.0, 54.5)), long]
+    assert main(["compare", *runs]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    lines = [line.split() for line in captured.out.splitlines()]
+    row = "1 softmax-0 softmax 0 0.4 3 2 120.50 60.50 24.22M 10,000 12.0 2,000"
+    assert row.split() in lines
+    assert ["3", "gss,", "dropout=0.25", "0", "of", "1", "-", "-"] in lines
+    assert f"note: {long} has not finished: 1 of 3 epochs completed" in captured.out
+    assert "\x1b" not in captured.out
 
 
-def lightness(colour: str) -> float:
-    """Relative luminance of #rrggbb in [0, 1] (sRGB, IEC 61966-2-1)."""
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+@pytest.mark.usefixtures("elsewhere")
+def test_markdown_and_csv(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = seeds("softmax", (60.5, 61.25))
+    assert main(["compare", *runs, "--format", "markdown"]) == 0
+    assert "| 1 | softmax-1 | softmax | 1 | 3 | 2 | 120.50 | 61.25 |" in capsys.readouterr().out
+    assert main(["compare", *runs, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["test_perplexity"] for row in rows] == ["60.5", "61.25"]
 
 
-def test_colours_stand_out_from_white() -> None:
-    assert len(set(COLOURS)) == len(COLOURS)
-    assert all(1.05 / (lightness(colour) + 0.05) > 2 for colour in COLOURS)
+@pytest.mark.usefixtures("elsewhere")
+def test_config_of_an_older_version_takes_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    new = write_run(Path("new"), seed=2, bptt=35)  # 35 is the default of hstree train
+    assert main(["compare", str(write_run(Path("old"))), str(new)]) == 0
+    assert "bptt" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_unusable_arguments(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
+    run = str(write_run(Path("run")))
+    (elsewhere / "empty").mkdir()
+    assert "missing: no such run folder" in fails(capsys, run, "missing")
+    assert "empty: not a run folder: config.json missing" in fails(capsys, run, "empty")
+    assert "its subfolders are runs: name one of them" in fails(capsys, ".")
+    assert "expected every run once" in fails(capsys, run, run)
+    assert "the following arguments are required: RUN" in fails(capsys)
+    assert "invalid choice: 'html'" in fails(capsys, run, "--format", "html")
+    (elsewhere / "run" / "metrics.jsonl").write_text(json.dumps([1]))
+    assert "metrics.jsonl, line 1: expected a JSON object" in fails(capsys, run)

@@ -18,8 +18,7 @@ from torch import Tensor
 from hstree.__main__ import main
 from hstree.heads import FlatHead, Softmax
 from hstree.lab import Histogram, view_function
-from hstree.lab.function.compute import _Counter
-from hstree.lab.function.report import function_data, function_picture, function_tables
+from hstree.lab.function import _Counter, function_data, function_picture, function_tables
 from hstree.lab.report import plain_data
 from hstree.lm.runs import load_run
 from hstree.lm.training import train
@@ -113,7 +112,7 @@ def test_identity_has_no_bend() -> None:
 
 
 def test_counter_grows_and_widens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hstree.lab.function.compute._REACH", 32)
+    monkeypatch.setattr("hstree.lab.function._REACH", 32)
     random = np.random.default_rng(0)
     counter, everything = _Counter(-0.5, 0.25), []
     for scale in (0.1, 3.0, 1.0, 40.0, 7.0):

@@ -15,9 +15,9 @@ from lm.training.toy import small_config, write_corpus
 from hstree.__main__ import main
 from hstree.heads import MixtureOfSoftmaxes
 from hstree.lab import log_prob_at, prediction, random_positions
-from hstree.lab.predictions.compute import Prediction
-from hstree.lab.predictions.report import (
+from hstree.lab.predictions import (
     ContextPredictions,
+    Prediction,
     prediction_rows,
     prediction_tables,
 )

@@ -12,13 +12,7 @@ import torch
 
 from hstree.__main__ import main
 from hstree.lab import noise_ranks, press_threshold, reconstructions
-from hstree.lab.robustness.compute import expected_press_rank
-from hstree.lab.robustness.report import (
-    noise_picture,
-    noise_rows,
-    noise_table,
-    reconstruction_table,
-)
+from hstree.lab.robustness import expected_press_rank
 from lab.commands import refused
 
 DTYPES = (torch.float32, torch.float64)
@@ -26,16 +20,16 @@ DTYPES = (torch.float32, torch.float64)
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_pruned_every_time_the_rank_stays(dtype: torch.dtype) -> None:
-    ranks, change = reconstructions(120, repetitions=12, dtype=dtype)
+    ranks, change = reconstructions(120, 10, 12, dtype)
     assert ranks == [10] * 13
     assert 0 < change < 100 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_pruned_once_rounding_errors_accumulate(dtype: torch.dtype) -> None:
-    few, _ = reconstructions(120, repetitions=2, dtype=dtype, prune=False)
+    few, _ = reconstructions(120, 10, 2, dtype, prune=False)
     assert few == [10] * 3
-    many, _ = reconstructions(60, 5, repetitions=60, dtype=dtype, prune=False)
+    many, _ = reconstructions(60, 5, 60, dtype, prune=False)
     assert many[0] == 5
     assert many[-1] > 5
 
@@ -46,14 +40,14 @@ def test_noise(dtype: torch.dtype) -> None:
     n = 200
     eps = torch.finfo(dtype).eps
     first = n * (2 * n + 1) * eps**2 / 16
-    points = noise_ranks(n, [0.0, first / 2, 10 * first, 160 * first, 1e5 * first], dtype=dtype)
+    points = noise_ranks(n, [0.0, first / 2, 10 * first, 160 * first, 1e5 * first], 10, dtype)
     assert [point.press_rank for point in points[:2]] == [10, 10]
     assert points[3].press_rank == pytest.approx(0.9 * n, abs=6)
     assert points[4].press_rank >= n - 2
     for point in points:
         assert point.press_rank == pytest.approx(point.expected, abs=8)
         assert list(point.effective_ranks.values()) == [7, 9, 10]
-    assert noise_ranks(n, [1.0])[0].effective_ranks[1e-3] > 100
+    assert noise_ranks(n, [1.0], 10, dtype)[0].effective_ranks[1e-3] > 100
 
 
 def test_expected_press_rank_is_the_quarter_circle_law() -> None:
@@ -69,46 +63,27 @@ def test_expected_press_rank_is_the_quarter_circle_law() -> None:
 
 
 def test_seeds() -> None:
-    once = noise_ranks(50, [1e-27], rank=3)
-    assert noise_ranks(50, [1e-27], rank=3) == once
-    assert reconstructions(40, 3, 2) == reconstructions(40, 3, 2)
-    assert reconstructions(40, 3, 2, seed=1)[1] != reconstructions(40, 3, 2)[1]
-
-
-def test_tables_and_picture() -> None:
-    points = {str(dtype)[6:]: noise_ranks(40, [0.0, 1e-12], 4, dtype) for dtype in DTYPES}
-    assert noise_table(points).rows[0][:4] == ("0", "4", "4", "4")
-    assert noise_table(points).rows[1][1] == "4"
-    assert noise_table(points).rows[1][3] == "40"
-    assert [row["dtype"] for row in noise_rows(points)] == ["float32"] * 2 + ["float64"] * 2
-    keys = ("dtype", "pruned_every_time", "press_ranks", "relative_change")
-    results = [
-        dict(zip(keys, ("float64", prune, *reconstructions(30, 3, 1, prune=prune)), strict=True))
-        for prune in (True, False)
-    ]
-    assert [row[:5] for row in reconstruction_table(results).rows] == [
-        ("float64", "every time", "1", "3", "3"),
-        ("float64", "once", "1", "3", "3"),
-    ]
-    figure = noise_picture(points)
-    figure.canvas.draw()
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert [label for label in labels if label.startswith("Press rank")] == [
-        "Press rank, float32",
-        "Press rank, float64",
-    ]
+    once = noise_ranks(50, [1e-27], 3, torch.float64)
+    assert noise_ranks(50, [1e-27], 3, torch.float64) == once
+    first, again, other = (reconstructions(40, 3, 2, torch.float64, seed) for seed in (0, 0, 1))
+    assert first == again
+    assert first[1] != other[1]
 
 
 def test_refusals() -> None:
-    for call in (reconstructions, lambda size, rank: noise_ranks(size, [], rank)):
+    double = torch.float64
+    for call in (
+        lambda size, rank: reconstructions(size, rank, 1, double),
+        lambda size, rank: noise_ranks(size, [], rank, double),
+    ):
         for rank in (0, 5):
             with pytest.raises(ValueError, match=f"rank: expected 1 to 4 .*, got {rank}"):
                 call(5, rank)
     with pytest.raises(ValueError, match="repetitions: expected at least 1, got 0"):
-        reconstructions(5, 2, 0)
+        reconstructions(5, 2, 0, double)
     for c in (-1.0, math.inf):
         with pytest.raises(ValueError, match="variances: expected finite numbers of at least 0"):
-            noise_ranks(5, [c], 2)
+            noise_ranks(5, [c], 2, double)
 
 
 # The command
@@ -129,8 +104,9 @@ def test_small(
         "robustness-noise.png",
     }
     data = json.loads(Path("robustness/robustness.json").read_text())
-    assert [result["press_ranks"] for result in data["reconstructions"]] == [[4, 4, 4]] * 4
-    assert [result["pruned_every_time"] for result in data["reconstructions"]] == [1, 1, 0, 0]
+    rows = data["reconstructions"]
+    assert [(r["lowest_press_rank"], r["highest_press_rank"]) for r in rows] == [(4, 4)] * 4
+    assert [row["pruned"] for row in rows] == ["every time"] * 2 + ["once"] * 2
     assert [point["c"] for point in data["noise"]] == [1e-30, 1e-5] * 2
     assert [point["press_rank"] for point in data["noise"]] == [4, 60, 4, 60]
 

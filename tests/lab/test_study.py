@@ -17,11 +17,20 @@ import pytest
 from lm.runs.made_up import write_run
 from scipy import stats
 
-from hstree.lab.study import runs as module
-from hstree.lab.study.engine import StudyInterrupted, seconds_left
-from hstree.lab.study.file import RankSettings, Study, StudyError, parse_study
-from hstree.lab.study.report import study_report, study_table
-from hstree.lab.study.runs import StudyRun, run_study, study_runs
+from hstree.lab import study as module
+from hstree.lab.study import (
+    RankSettings,
+    Study,
+    StudyError,
+    StudyInterrupted,
+    StudyRun,
+    parse_study,
+    run_study,
+    seconds_left,
+    study_report,
+    study_runs,
+    study_table,
+)
 from hstree.lm.runs import TrainConfig
 from hstree.lm.training import Reporter, TrainingError, TrainingInterrupted, TrainingMemoryError
 

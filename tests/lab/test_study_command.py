@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from lm.training.toy import write_corpus
 
-import hstree.lab.study.command
+import hstree.lab.study
 from hstree.__main__ import main
 from hstree.lab import log_prob_rank
 from hstree.lm.runs import TrainConfig, load_run
@@ -101,7 +101,7 @@ def test_a_study_that_is_stopped_twice(
     for number, name in ((signal.SIGINT, NAMES[1]), (signal.SIGTERM, NAMES[3])):
         with monkeypatch.context() as patch:
             patch.setattr(
-                hstree.lab.study.command,
+                hstree.lab.study,
                 "ConsoleReporter",
                 lambda name=name, number=number: Stopper(name, number),
             )

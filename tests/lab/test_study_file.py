@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hstree.lab.study.file import (
+from hstree.lab.study import (
     RankSettings,
     StudyError,
     parse_study,
@@ -171,6 +171,7 @@ MODEL = '[[models]]\nhead = "gss"\n'
         (f"{MODEL}preset = 'ptb-gss'", "number 1: .* got head, preset"),
         ("[[models]]\nhead = ['gss']", "number 1: expected the name of a head"),
         ("[[models]]\nhead = 'gsss'", "model 'gsss': head: expected one of adaptive, doc"),
+        ("[[models]]\npreset = 'ptb-gss'", "model 'ptb-gss': preset: expected the folder of Penn"),
         ("[[models]]\npreset = 'gss'", "model 'gss': preset: expected one of ptb-softmax"),
         (f"{MODEL}name = 'a/b'", "number 1: name: expected a valid name for a folder"),
         (f"{MODEL}run = 'x'", "model 'gss': run: cannot be set in a study"),

@@ -16,16 +16,16 @@ import torch
 from hstree.__main__ import main
 from hstree.heads import head_names
 from hstree.lab import SyntheticSetting, choose_head, known_heads, synthetic_bottleneck
-from hstree.lab.synthetic.compute import (
+from hstree.lab.synthetic import (
+    HeadChoice,
     constant_prediction,
     cross_entropy,
     dirichlet_targets,
     entropy,
     fit_head,
     mode_matching,
+    synthetic_report,
 )
-from hstree.lab.synthetic.heads import HeadChoice
-from hstree.lab.synthetic.report import synthetic_report
 from lab.commands import csv_rows, refused
 
 
@@ -242,7 +242,7 @@ def test_bad_settings_are_refused_before_the_work(change: dict, message: str) ->
     ("text", "message"),
     [
         ("softmx", "heads: expected one of adaptive, forest, gss.*, got 'softmx'"),
-        ("doc", "heads: expected heads that read one vector, got 'doc'"),
+        ("doc", "heads: expected one of adaptive, .*, got 'doc'"),
         ("mos:components", "heads: expected NAME:KEY=VALUE,KEY=VALUE, got 'mos:components'"),
     ],
 )
@@ -266,22 +266,6 @@ def test_report() -> None:
     assert "gss:k=0.1,c=0 (k=0.1, c=0)" in notes
     chosen = [cell.learning_rate for cell in result.cells]
     assert f"rates: 4 in total, {chosen.count(0.05)} of them the smallest" in notes
-
-
-def test_picture() -> None:
-    result = synthetic_bottleneck(TINY)
-    figure = synthetic_report(result).pictures["alpha-0.1"]
-    left, right = figure.axes
-    for number in range(2):
-        cells = result.cells[2 * number : 2 * number + 2]
-        for axes, measure in ((left, "mode_matching"), (right, "divergence")):
-            line = axes.containers[number].lines[0]
-            assert list(line.get_xdata()) == [2, 3]
-            assert list(line.get_ydata()) == [getattr(cell, measure) for cell in cells]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        *("one prediction for all contexts", "softmax", "gss:k=0.1,c=0"),
-    ]
-    assert "12 contexts, 6 outcomes, targets ~ Dirichlet(0.1), 2 seeds" in str(figure._suptitle)
 
 
 # The command
@@ -333,7 +317,7 @@ def test_all_heads(capsys: pytest.CaptureFixture[str]) -> None:
     ("flags", "message"),
     [
         (("--heads", "softmx"), "heads: expected one of adaptive"),
-        (("--heads", "doc"), "heads: expected heads that read one vector, got 'doc'"),
+        (("--heads", "doc"), "trees-wide, got 'doc'"),
         (("--dimensions", "2", "2"), "dimensions: expected different ones"),
         (("--processes", "0"), "--processes: expected at least 1"),
         (("--outcomes", "1"), "outcomes: expected at least 2"),
@@ -356,7 +340,7 @@ def test_interruption_leaves_nothing(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hstree.lab.synthetic.compute.fit_head", interrupt)
+    monkeypatch.setattr("hstree.lab.synthetic.fit_head", interrupt)
     assert main(["experiment", "synthetic", *SMALL]) == 130
     assert not Path("results").exists()
     assert "Traceback" not in capsys.readouterr().err

@@ -17,19 +17,17 @@ from lm.training.toy import small_config, write_corpus
 from hstree.__main__ import main
 from hstree.heads import AdaptiveSoftmax, Softmax
 from hstree.lab import model_embeddings, word_similarity
-from hstree.lab.words.compute import (
+from hstree.lab.words import (
+    Embeddings,
+    Pair,
     WordSimilarity,
     confidence_interval,
     mean_similarity,
-    spearman,
-)
-from hstree.lab.words.files import (
-    Embeddings,
-    Pair,
-    read_embeddings,
     read_similarity_sets,
+    spearman,
+    word_similarity_picture,
+    word_similarity_table,
 )
-from hstree.lab.words.report import word_similarity_picture, word_similarity_table
 from hstree.lm.models import AWDLSTM, LanguageModel
 from hstree.lm.runs import load_run
 from hstree.lm.training import train
@@ -107,39 +105,6 @@ def test_folder_of_sets(tmp_path: Path) -> None:
     for place, message in (("empty", "expected files that end in .txt"), ("none", "no such file")):
         with pytest.raises(ValueError, match=f"{place}: {message}"):
             read_similarity_sets(tmp_path / place)
-
-
-VECTORS = "the 1 0.5\n. . . 7 7\ncat -2e-1 3\nat x@y.z 5 5\nat 4 4\ncat 8 8\nÄpfel 0 1\n"
-
-
-@pytest.mark.parametrize("header", ["", "7 2\n"], ids=["GloVe", "word2vec"])
-def test_files_of_vectors(header: str, tmp_path: Path) -> None:
-    file = tmp_path / "vectors.txt"
-    file.write_bytes((header + VECTORS).replace("\n", " \n").encode() + b"\xff 1 1\n")
-    read = read_embeddings(file, {"Cat", "at", "Äpfel", "dog"})
-    assert (read.name, list(read.index)) == ("vectors.txt", ["cat", "at", "Äpfel"])
-    assert read.vectors.tolist() == [[np.float32(-0.2), 3], [4, 4], [0, 1]]
-    assert [read.row(word) for word in ("Cat", "AT", "the")] == [0, 1, None]
-    assert read_embeddings(file, {"dog"}, "mine").vectors.shape == (0, 2)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("the 1 2\ncat 1\n", "line 2: expected a word and 2 finite numbers"),
-        ("2 2\nthe 1 2\ncat 1 b\n", "line 3: expected a word and 2 finite numbers"),
-        ("the 1 2\ncat 1 inf\n", "line 2: expected a word and 2 finite numbers"),
-        ("the\n", "line 1: expected a word and its vector, or V and D"),
-        ("", "line 1: expected a word and its vector, or V and D"),
-    ],
-)
-def test_files_that_are_no_vectors(content: str, message: str, tmp_path: Path) -> None:
-    file = tmp_path / "vectors.txt"
-    file.write_text(content)
-    with pytest.raises(ValueError, match=re.escape(f"{file}, {message}")):
-        read_embeddings(file, {"cat"})
-    with pytest.raises(ValueError, match=r"none\.txt: no such file"):
-        read_embeddings(tmp_path / "none.txt", {"cat"})
 
 
 def test_spearman_without_ties() -> None:
@@ -235,7 +200,7 @@ def test_word_similarity(made_up: tuple[Sets, Embeddings]) -> None:
     judged, embeddings = made_up
     ((found,),) = word_similarity(judged, [embeddings])
     assert (found.set, found.model) == ("made up", "model")
-    assert (found.pairs, found.missing, found.used) == (10, 3, 7)
+    assert (found.pairs, found.missing) == (10, 3)
     weight = torch.from_numpy(embeddings.vectors).double()
     places = [(0, 1), (2, 3), (4, 6), (0, 2), (1, 3), (6, 0), (0, 0)]
     similarities = [float(torch.cosine_similarity(weight[a], weight[b], 0)) for a, b in places]
@@ -289,27 +254,6 @@ def test_means_leave_out_sets_that_not_all_have() -> None:
     assert mean_similarity(result, weighted=True) == pytest.approx((0.4, 0.5))
 
 
-def test_table() -> None:
-    result = result_of([[0.1234, -0.5], [0.2, 0.3]], [[90, 90], [70, 70]])
-    found = word_similarity_table(result)
-    assert found.header == ("set", "pairs", "missing", "one", "two")
-    assert found.rows[0] == ("X", "100", "90", "0.123", "-0.500")
-    assert found.rows[2] == ("mean of the sets", "", "", "0.162", "-0.100")
-    assert found.rows[3] == ("weighted by pairs", "", "", "0.181", "0.100")
-    found = word_similarity_table(result_of([[0.1, 0.2]], [[90, 80]]))
-    assert found.header[2:4] == ("missing in one", "missing in two")
-    assert len(found.rows) == 1
-
-
-def test_picture() -> None:
-    result = result_of([[0.1, -0.5], [0.2, math.nan]], [[90, 90], [70, 60]])
-    (axes,) = word_similarity_picture(result).axes
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == ["X (10 pairs)", "Y (30 to 40 pairs)"]
-    dots = [line.get_xdata() for line in axes.lines[:2]]
-    np.testing.assert_array_equal(dots, [[0.1, 0.2], [-0.5, math.nan]])
-
-
 def language_model(head: Callable[[torch.nn.Embedding], torch.nn.Module]) -> LanguageModel:
     backbone = AWDLSTM(30, 6, 8, context_size=6)
     return LanguageModel(backbone, head(backbone.embedding))  # type: ignore[arg-type]
@@ -351,7 +295,7 @@ UNKNOWN = [("cat", "zebra", 3.0), ("lion", "tiger", 8.0)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs ``trees`` and ``softmax``, two sets in ``sets``, and ``vectors.txt``."""
+    """Runs ``trees`` and ``softmax`` and two sets in ``sets``."""
     folder = tmp_path_factory.mktemp("words")
     data = write_corpus(folder / "data")
     for head in ("trees", "softmax"):
@@ -360,7 +304,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [f"{first}\t{second}\t{score}\n" for first, second, score in JUDGED + UNKNOWN]
     (folder / "sets" / "EN-TOY-6.txt").write_text("".join(lines))
     (folder / "sets" / "other.csv").write_text("word1,word2,mean\n" + "cat,dog,1\nfish,cat,2\n")
-    (folder / "vectors.txt").write_text("cat 1 0\ndog 0.9 0.1\nzebra 0 1\n")
     return folder
 
 
@@ -405,18 +348,6 @@ def test_words(
     assert missing == ["2", "2", "0", "0"]
 
 
-def test_own_vectors_and_common_pairs(folder: Path, tmp_path: Path) -> None:
-    command = ["analyze", "words", str(folder / "softmax"), "--benchmarks", str(folder / "sets")]
-    command += ["--embeddings", str(folder / "vectors.txt"), "--output", str(tmp_path)]
-    for options, missing in (([], [2, 4, 0, 1]), (["--common"], [5, 5, 1, 1])):
-        assert main([*command, *options]) == 0
-        data = json.loads((tmp_path / "words.json").read_text())
-        assert [found["missing"] for found in data["correlations"]] == missing
-        assert list(data["mean"]) == ["softmax", "vectors.txt"]
-    alone = ["analyze", "words", *command[3:]]
-    assert main(alone) == 0
-
-
 def test_output_vectors(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--benchmarks", str(folder / "sets"), "--vectors", "output"]
     options += ["--output", str(tmp_path)]
@@ -429,14 +360,13 @@ def test_output_vectors(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("--benchmarks sets", "RUN: expected at least one run folder, or --embeddings FILE"),
+        ("--benchmarks sets", "the following arguments are required: RUN"),
         ("softmax --benchmarks nowhere", "nowhere: no such file or folder"),
         ("softmax --benchmarks data", "line 2: expected word1 word2 score"),
         ("softmax softmax/ --benchmarks sets", "expected every run and file once, got this one"),
         ("data --benchmarks sets", "not a run folder"),
-        ("--embeddings none.txt --benchmarks sets", "none.txt: no such file"),
         ("softmax", "the following arguments are required: --benchmarks"),
-        ("softmax --benchmarks sets --output vectors.txt", "--output: expected a folder"),
+        ("softmax --benchmarks sets --output sets/other.csv", "--output: expected a folder"),
     ],
 )
 def test_bad_arguments(

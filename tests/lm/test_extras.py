@@ -54,7 +54,6 @@ def test_tables_are_markdown(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        ("compare run --plot curves.png", "--plot"),
         ("analyze rank run", "rank"),
         ("tree draw tree.safetensors", "a picture"),
         ("experiment jacobian", "jacobian"),

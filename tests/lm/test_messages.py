@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hstree.__main__ import main
-from hstree.lab.study.file import StudyError, parse_study
+from hstree.lab.study import StudyError, parse_study
 from hstree.lm._messages import meant, quoted, shortened
 from hstree.lm.data import Vocabulary, load_corpus
 from hstree.lm.runs import ConfigError, TrainConfig

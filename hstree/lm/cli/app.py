@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import os
 import platform
 import re
@@ -82,7 +83,10 @@ def build_parser(commands: Iterable[AddCommand], description: str) -> argparse.A
 
 def run(commands: Iterable[AddCommand], description: str, argv: Sequence[str] | None = None) -> int:
     """Run one of the commands with the given arguments (default: those of the process) and return
-    the exit status."""
+    the exit status. Characters that a terminal cannot show are printed as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
     try:
         try:
             arguments = build_parser(commands, description).parse_args(argv)

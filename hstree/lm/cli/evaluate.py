@@ -62,7 +62,7 @@ def add_command(commands: Any) -> None:
         "evaluate", help="perplexity of a trained model", description=_DESCRIPTION
     )
     add_run_argument(parser)
-    add_config_arguments(parser, only=("data", "device", "threads"))
+    add_config_arguments(parser, only=("data", "column", "device", "threads"))
     parser.add_argument(
         "--streams",
         type=_streams,
@@ -114,7 +114,7 @@ def _options(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
 def _run(arguments: argparse.Namespace) -> int:
     cache_options, dynamic_options = (_options(arguments, name) for name in _NUMBERS)
     run, settings = open_run(arguments)
-    text = run.held_out(settings.data)
+    text = run.held_out(settings.data, settings.column)
     unigram = CorpusStatistics(run.vocabulary.frequencies, np.empty(0, np.int32))
     streams_valid, streams_test = arguments.streams or (None, None)
     result: dict[str, dict[str, Any]] = {}

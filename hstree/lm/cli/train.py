@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from hstree._files import write_atomic
@@ -38,7 +39,7 @@ from hstree.lm.training import (
     train,
 )
 from hstree.lm.training.plot import against_time
-from hstree.lm.training.presets import PRESETS, merged
+from hstree.lm.training.presets import PRESETS, check_text, merged
 
 _DESCRIPTION = """\
 Train an LSTM language model and write a run folder with its settings, vocabulary, metrics,
@@ -87,14 +88,16 @@ def _run(arguments: argparse.Namespace) -> int:
         _refuse_both(arguments, "resume", "preset", "config", "print_config")
         result = resume(arguments.resume, ConsoleReporter(), **config_values(arguments))
     else:
-        config = _config(arguments)
-        if arguments.print_config == "json":
-            print(config.to_json(), end="")
-            return 0
-        if arguments.print_config == "table":
-            _print_settings(config, arguments)
-            return 0
-        result = train(config, ConsoleReporter())
+        with _named(arguments.config):
+            config = _config(arguments)
+            if arguments.print_config == "json":
+                print(config.to_json(), end="")
+                return 0
+            if arguments.print_config == "table":
+                _print_settings(config, arguments)
+                return 0
+            check_text(arguments.preset, config)
+            result = train(config, ConsoleReporter())
     if is_main_process():
         _print_end(result)
     return 0
@@ -174,6 +177,17 @@ def _config(arguments: argparse.Namespace) -> TrainConfig:
     config = TrainConfig(**settings) if run is None else finetuning(run, **settings)
     check_read(config, given)
     return config
+
+
+@contextmanager
+def _named(file: str | None) -> Iterator[None]:
+    """A context whose errors about settings and texts name the file of ``--config``."""
+    try:
+        yield
+    except ValueError as error:
+        if file is None or file in str(error):
+            raise
+        raise ConfigError(f"{error} (with --config {file})") from error
 
 
 def _read(path: str) -> dict[str, Any]:

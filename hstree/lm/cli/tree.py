@@ -50,7 +50,7 @@ _DRAWN = (
     Argument("--levels", "number of levels to draw", 4),
 )
 _SETTINGS = (
-    *("data", "min_count", "max_vocabulary", "tokenizer"),
+    *("data", "column", "min_count", "max_vocabulary", "tokenizer"),
     *("recipe", "root", "leaf", "levels", "seed"),
 )
 
@@ -129,6 +129,7 @@ def _build(arguments: argparse.Namespace) -> int:
             raise ValueError(f"{file} already exists; name a new file")
     corpus = load_corpus(
         settings.data,
+        column=settings.column,
         min_count=settings.min_count,
         max_vocabulary=settings.max_vocabulary,
         tokenizer=settings.tokenizer,

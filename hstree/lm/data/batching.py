@@ -86,9 +86,10 @@ class Streams:
                 target[: len(rest) - 1, full] = rest[1:]
         return torch.from_numpy(tokens), torch.from_numpy(target)
 
-    def windows(self, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Consecutive windows of ``length`` time steps; the last may be shorter. Raises ValueError
-        if ``length`` < 1."""
+    def windows(self, length: int, stop: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Consecutive windows of ``length`` time steps, of the first ``stop`` or all; the last may
+        be shorter. Raises ValueError if ``length`` < 1."""
         if length < 1:
             raise ValueError(f"length: expected at least 1, got {length}")
-        return (self.window(start, length) for start in range(0, self._length, length))
+        end = self._length if stop is None else min(stop, self._length)
+        return (self.window(start, min(length, end - start)) for start in range(0, end, length))

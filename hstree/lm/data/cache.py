@@ -5,8 +5,8 @@ An entry is a folder that is written under a temporary name and then renamed:
     tokens.bin        class ids, int32 little-endian: train, valid, test
     vocabulary.txt    as Vocabulary.save
     tokenizer.json    of Subwords only
-    entry.json        format version, number of tokens, characters and bytes of each part, CRC-32 of
-                      the other files and of itself
+    entry.json        format version, number of tokens, characters and bytes of each part, what the
+                      tokenizer left out, CRC-32 of the other files and of itself
 
 Its name is a SHA-256 of the content of the text, the tokenizer and the vocabulary. If the
 vocabulary is made from the text, a small file whose name is a SHA-256 of content and settings holds
@@ -35,7 +35,7 @@ from hstree._files import write_atomic
 
 from .vocabulary import Vocabulary
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 TOKENS, VOCABULARY = "tokens.bin", "vocabulary.txt"
 TOKENIZER, HEADER = "tokenizer.json", "entry.json"
 TOKEN_TYPE = np.dtype("<i4")
@@ -45,7 +45,8 @@ _BLOCK = 1 << 20
 
 
 class Length(NamedTuple):
-    """The length of a text before tokenization, line ends included.
+    """The length of a text before tokenization, line ends included, without the characters for
+    which a tokenizer has no token.
 
     Attributes:
         characters: number of characters.
@@ -64,13 +65,15 @@ class Length(NamedTuple):
 @dataclass(frozen=True)
 class Entry:
     """A tokenized text: read-only memory maps of the class ids of each part, the words of the
-    classes, the tokenizer as JSON (of Subwords only), and the length of each part (none if it was
-    cut out of one file)."""
+    classes, the tokenizer as JSON (of Subwords only), the length of each part (none if it was cut
+    out of one file), and what the tokenizer left out: the share of the characters, and the most
+    frequent of them."""
 
     parts: Mapping[str, npt.NDArray[np.int32]]
     vocabulary: Vocabulary
     tokenizer: bytes | None
     lengths: Mapping[str, Length]
+    dropped: tuple[float, str]
 
 
 def user_cache() -> Path | None:
@@ -104,6 +107,7 @@ def read_entry(folder: Path) -> Entry | None:
             return None
         sizes, checks = header["tokens"], header["crc32"]
         lengths = {part: Length(*length) for part, length in header["lengths"].items()}
+        dropped = float(header["dropped"][0]), str(header["dropped"][1])
         if header["version"] != FORMAT_VERSION or {TOKENS, VOCABULARY} - checks.keys():
             return None
         if (folder / TOKENS).stat().st_size != sum(sizes.values()) * TOKEN_TYPE.itemsize:
@@ -117,17 +121,23 @@ def read_entry(folder: Path) -> Entry | None:
         return None
     cuts = np.cumsum(list(sizes.values()))[:-1].tolist()
     parts = dict(zip(sizes, np.split(tokens, cuts), strict=True))
-    return Entry(parts, vocabulary, tokenizer, lengths)
+    return Entry(parts, vocabulary, tokenizer, lengths, dropped)
 
 
-def seal(folder: Path, sizes: Mapping[str, int], lengths: Mapping[str, Length]) -> None:
-    """Write the header of an entry whose other files are complete: tokens of each part, and
-    characters and bytes of those for which they are known."""
+def seal(
+    folder: Path,
+    sizes: Mapping[str, int],
+    lengths: Mapping[str, Length],
+    dropped: tuple[float, str],
+) -> None:
+    """Write the header of an entry whose other files are complete: tokens of each part, characters
+    and bytes of those for which they are known, and what the tokenizer left out."""
     names = [name for name in (TOKENS, VOCABULARY, TOKENIZER) if (folder / name).is_file()]
     header: dict[str, Any] = {
         "version": FORMAT_VERSION,
         "tokens": dict(sizes),
         "lengths": dict(lengths),
+        "dropped": dropped,
         "crc32": {name: _crc32(folder / name) for name in names},
     }
     header["check"] = _check(header)

@@ -1,102 +1,184 @@
-"""Texts of the package ``datasets``, from the hub or saved to a folder."""
+"""Texts that the package ``datasets`` reads: from the hub, from compressed files and tables, from
+folders of such files, and from folders that its ``save_to_disk`` wrote."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from hstree.lm._messages import quoted
 from hstree.lm._packages import optional_package
 
-from .source import HELD_OUT, SPLITS, Part, Source, hash_files
+from .source import HELD_OUT, SPLITS, TEXT, TRAIN_SHARE, WHOLE, Part, Source, hash_files
 
 PREFIX = "hf:"
 _SPLITS = {"train": "train", "valid": "validation", "test": "test"}
+_NAMES = {  # of a split in the path of a file
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("valid", "val", "validation", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+_FORMATS = {
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "json"),
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
+_COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 _ROWS = 1000
 
 
-def is_saved_dataset(folder: Path) -> bool:
-    """Whether ``save_to_disk`` of the package ``datasets`` wrote this folder."""
+def is_dataset(place: Path) -> bool:
+    """Whether the package reads this file or folder: a table or compressed text by its name, a
+    folder with such files or one that ``save_to_disk`` wrote."""
+    return _is_saved(place) or bool(_files(place))
+
+
+def _is_saved(folder: Path) -> bool:
     one = all((folder / name).is_file() for name in ("state.json", "dataset_info.json"))
     return one or (folder / "dataset_dict.json").is_file()
 
 
-def parse_dataset(text: str, *, held_out: bool = False) -> Source:
-    """The dataset ``hf:NAME``, ``hf:NAME:CONFIG`` or ``hf:NAME:CONFIG:COLUMN``; CONFIG may be
-    empty. Raises ValueError as :func:`dataset_source`, or for anything else."""
-    name, _, rest = text.removeprefix(PREFIX).partition(":")
-    config, _, column = rest.partition(":")
-    if not text.startswith(PREFIX) or not name or ":" in column:
-        raise ValueError(f"--data: expected {PREFIX}NAME[:CONFIG[:COLUMN]], got {quoted(text)}")
-    return dataset_source(name, config or None, column or "text", held_out=held_out)
+def _files(place: Path) -> dict[str, list[Path]]:
+    """The files that the package reads in a folder, or the one file, by the splits that their paths
+    name; all as train where none does."""
+    inside = sorted(place.rglob("*")) if place.is_dir() else [place]
+    files: dict[str, list[Path]] = {}
+    unnamed: list[Path] = []
+    for file in inside:
+        name = file.relative_to(place).as_posix()
+        if file.is_file() and _format(file) and not re.search(r"(^|/)\.\w", name):
+            words = re.findall("[a-z]+", name.lower())
+            named = [_NAMES[word] for word in words if word in _NAMES]
+            (files.setdefault(named[-1], []) if named else unnamed).append(file)
+    return files or ({"train": unnamed} if unnamed else {})
 
 
-def dataset_source(
-    name: str, config: str | None = None, column: str = "text", *, held_out: bool = False
-) -> Source:
+def _format(file: Path) -> str | None:
+    """The format of a file by its name; None: text that is not compressed."""
+    *others, last = ["", *(suffix.lower() for suffix in file.suffixes)]
+    if last in _COMPRESSED:
+        return _FORMATS.get(others[-1], "text")
+    return _FORMATS.get(last)
+
+
+def dataset_source(data: str, column: str | None = None, *, held_out: bool = False) -> Source:
     """The splits train, validation and test (``held_out``: the last two, of which one suffices) of
-    a dataset on the hub, or of a folder that was saved to disk, with one line per row. A row with
-    line breaks is several lines; a row without a value is skipped. Raises ValueError if the package
-    is missing, the dataset cannot be loaded, or a split or the column is missing."""
-    package = optional_package("datasets", f"--data {PREFIX}{name}", "data")
-    folder = Path(name)
-    saved = folder.is_dir() and is_saved_dataset(folder)
-    if saved and config is not None:
-        raise ValueError(
-            f"{name}: a saved dataset has no configurations, got {config!r}; "
-            f"write hf:NAME::COLUMN to name a column"
-        )
+    a dataset, with one line per row. A row with line breaks is several lines; a row without a value
+    is skipped. The split train alone is one text, as a file is.
+
+    Args:
+        data: ``hf:NAME`` or ``hf:NAME:CONFIG``, a dataset of the hub; or a path, of which
+            :func:`is_dataset`.
+        column: the column of text; None: ``text``, or the only one.
+        held_out: whether the text is only to be scored.
+
+    Raises:
+        ValueError: the package is missing, the dataset cannot be loaded, or a split or the column
+            is missing.
+    """
+    package = optional_package("datasets", f"--data {data}", "data")
+    place, files = Path(data), {}
+    if data.startswith(PREFIX):
+        name, config = _hub_name(data)
+        title = name if config is None else f"{name} {config}"
+        load = partial(package.load_dataset, name, config)
+    else:
+        title = place.resolve().name
+        if _is_saved(place):
+            files = {"": sorted(place.rglob("*.arrow"))}
+            load = partial(package.load_from_disk, data)
+        else:
+            files = _files(place)
+            load = _loader(package, title, files)
     try:
-        found = package.load_from_disk(name) if saved else package.load_dataset(name, config)
+        found = load()
     except Exception as error:  # of the package, the hub, the network or the disk
-        raise ValueError(f"{name}: the dataset cannot be loaded: {error}") from error
-    chosen = _chosen(found, name, column, held_out)
-    splits = {split: found[_SPLITS[split]].select_columns([column]) for split in chosen}
+        causes = (str(part) for part in (error, error.__cause__) if part is not None)
+        reason = ": ".join(filter(None, causes))
+        raise ValueError(f"{title}: the dataset cannot be loaded: {reason}") from error
+    splits = _chosen(found if isinstance(found, dict) else {"train": found}, title, held_out)
+    first, *others = splits.values()
+    column = _column(first.features, title, column)
+    for rows in others:
+        _column(rows.features, title, column)
+    splits = {split: rows.select_columns([column]) for split, rows in splits.items()}
     parts = {
         split: Part(
-            f"{name}: the split {_SPLITS[split]}",
+            f"{title}: the {f'split {_SPLITS[split]}' if split in SPLITS else 'text'}",
             partial(_lines, rows, column),
             partial(getattr, rows.data, "nbytes"),
         )
         for split, rows in splits.items()
     }
-    if saved:
-        title = folder.resolve().name
-        content = partial(_saved_fingerprint, sorted(folder.rglob("*.arrow")), folder, column)
-    else:
-        title = name if config is None else f"{name} {config}"
-        content = partial(_hub_fingerprint, splits, column)
-    return Source(title, parts, next(iter(parts.values())).pieces, content)
+    first = next(iter(splits.values()))
+    if WHOLE in splits:
+        first = first.select(range(int(len(first) * TRAIN_SHARE)))
+    content = partial(_fingerprint, splits, place, files, column)
+    return Source(title, parts, partial(_lines, first, column), content)
 
 
-def _chosen(found: Any, name: str, column: str, held_out: bool) -> list[str]:
-    """The parts to read. Raises ValueError for a missing one, or one without the column."""
+def _hub_name(data: str) -> tuple[str, str | None]:
+    name, _, config = data.removeprefix(PREFIX).partition(":")
+    if not name or ":" in config or os.path.isdir(name):
+        got = f"a folder; give --data {name}" if os.path.isdir(name) else quoted(data)
+        raise ValueError(f"--data: expected {PREFIX}NAME[:CONFIG], a dataset of the hub, got {got}")
+    return name, config or None
+
+
+def _loader(package: Any, title: str, files: Mapping[str, Sequence[Path]]) -> partial[Any]:
+    """A function that loads files. Raises ValueError if they have several formats or need another
+    package."""
+    every = [*chain.from_iterable(files.values())]
+    formats = sorted({str(_format(file)) for file in every})
+    if len(formats) > 1:
+        raise ValueError(f"{title}: expected files of one format, got {' and '.join(formats)}")
+    if any(file.suffix.lower() == ".zst" for file in every):
+        optional_package("zstandard", f"--data {title}", "data")
+    options = {"sep": "\t"} if formats == ["tsv"] else {}
+    paths = {
+        split: [glob.escape(str(file.resolve())) for file in some] for split, some in files.items()
+    }
+    builder = "csv" if options else formats[0]
+    return partial(package.load_dataset, builder, data_files=paths, **options)
+
+
+def _chosen(found: Mapping[str, Any], title: str, held_out: bool) -> dict[str, Any]:
+    """The parts to read. Raises ValueError for a missing one."""
+    if [*found] == ["train"]:
+        return {TEXT if held_out else WHOLE: found["train"]}
     needed = HELD_OUT if held_out else SPLITS
     *others, last = (_SPLITS[split] for split in needed)
-    expected = f"the splits {', '.join(others)} {'or' if held_out else 'and'} {last}"
-    if not isinstance(found, dict):
+    missing = [_SPLITS[split] for split in needed if _SPLITS[split] not in found]
+    if missing and (not held_out or len(missing) == len(needed)):
+        expected = f"the splits {', '.join(others)} {'or' if held_out else 'and'} {last}"
         raise ValueError(
-            f"{name}: expected {expected}, got one dataset without splits; save a DatasetDict"
-        )
-    chosen = [split for split in needed if _SPLITS[split] in found]
-    missing = [_SPLITS[split] for split in needed if split not in chosen]
-    if not chosen or (missing and not held_out):
-        raise ValueError(
-            f"{name}: expected {expected}, missing {', '.join(missing)}; "
+            f"{title}: expected {expected}, missing {', '.join(missing)}; "
             f"there are {', '.join(map(str, found)) or 'none'}"
         )
-    for split in chosen:
-        features = found[_SPLITS[split]].features
-        kind = getattr(features.get(column), "dtype", None)
-        if kind not in ("string", "large_string"):
-            names = ", ".join(features)
-            raise ValueError(
-                f"{name}: expected a column {column!r} of text in the split {_SPLITS[split]}, "
-                f"whose columns are {names}; name one as {PREFIX}NAME:CONFIG:COLUMN"
-            )
-    return chosen
+    return {split: found[_SPLITS[split]] for split in needed if _SPLITS[split] in found}
+
+
+def _column(features: Mapping[str, Any], title: str, column: str | None) -> str:
+    kinds = {name: getattr(feature, "dtype", None) for name, feature in features.items()}
+    texts = [name for name, kind in kinds.items() if kind in ("string", "large_string")]
+    if column is None and "text" in texts:
+        return "text"
+    if column is None and len(texts) == 1:
+        return texts[0]
+    if column is None or column not in texts:
+        got = "none" if column is None else quoted(column)
+        known = f"one of {', '.join(texts)}, got {got}"
+        if not texts:
+            known = f"whose columns are {', '.join(kinds) or 'none'}"
+        raise ValueError(f"--column: expected a column of text of {title}, {known}")
+    return column
 
 
 def _lines(rows: Any, column: str) -> Iterator[str]:
@@ -107,11 +189,15 @@ def _lines(rows: Any, column: str) -> Iterator[str]:
                     yield f"{line}\n"
 
 
-def _saved_fingerprint(files: list[Path], folder: Path, column: str) -> str:
-    names = [file.relative_to(folder).as_posix() for file in files]
-    return f"datasets, saved: {names} {hash_files(files)} {column}"
-
-
-def _hub_fingerprint(splits: dict[str, Any], column: str) -> str:
-    fingerprints = {split: rows._fingerprint for split, rows in splits.items()}
-    return f"datasets: {fingerprints} {column}"
+def _fingerprint(
+    splits: Mapping[str, Any], place: Path, files: Mapping[str, Iterable[Path]], column: str
+) -> str:
+    if not files:
+        found = {split: rows._fingerprint for split, rows in splits.items()}
+        return f"datasets: {found} {column}"
+    names = {
+        split: [file.relative_to(place).as_posix() for file in some]
+        for split, some in files.items()
+    }
+    content = hash_files(chain.from_iterable(files.values()))
+    return f"datasets, files: {names} {content} {column}"

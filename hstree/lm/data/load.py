@@ -8,8 +8,8 @@ from typing import Literal
 
 from .corpus import Corpus, HeldOut, corpus_of
 from .embedded import embedded_source
-from .hugging_face import PREFIX, dataset_source, is_saved_dataset, parse_dataset
-from .source import Source, file_source, folder_source
+from .hugging_face import PREFIX, dataset_source, is_dataset
+from .source import WHOLE, Source, file_source, folder_source, has_texts
 from .tokenization import Settings, entry_of
 from .tokenizer import BPE, Subwords, Tokenizer, WhiteSpace, Words, check_bpe_size
 from .vocabulary import Vocabulary
@@ -18,6 +18,7 @@ from .vocabulary import Vocabulary
 def load_corpus(
     path: str | os.PathLike[str] | None = None,
     *,
+    column: str | None = None,
     min_count: int | None = None,
     max_vocabulary: int | None = None,
     vocabulary: Vocabulary | None = None,
@@ -29,11 +30,14 @@ def load_corpus(
       ``ptb.train.txt``, ``wiki.valid.tokens`` and ``val.txt``: the layout of the Penn Treebank and
       WikiText. Words are separated by white space, and every line, even an empty one, ends with
       ``<eos>``, which is added unless it is there.
-    - A text file: lower-cased words and punctuation marks (:func:`hstree.lm.data.tokenize`), empty
-      lines skipped. The first 90% of the tokens are the training part, the next 5% the validation
-      part and the last 5% the test part.
-    - ``hf:NAME[:CONFIG[:COLUMN]]``, a dataset of the package ``datasets``, or a folder that its
-      ``save_to_disk`` wrote.
+    - A text file, or a pipe: lower-cased words and punctuation marks
+      (:func:`hstree.lm.data.tokenize`), empty lines skipped. The first 90% of the tokens are the
+      training part, the next 5% the validation part and the last 5% the test part.
+    - What the package ``datasets`` reads: a JSON Lines, JSON, CSV, TSV or Parquet file or a
+      compressed text (gz, zst, bz2, xz); a folder of such files, of which the paths may name the
+      parts (``train-0001.jsonl``, ``dev.jsonl``, ``test/0001.jsonl``); a folder that its
+      ``save_to_disk`` wrote; ``hf:NAME[:CONFIG]``, a dataset of the hub. Three parts are read as a
+      folder of texts is, and one as a text file, with one line per row.
     - None: the embedded corpus (:func:`hstree.lm.data.embedded_corpus`).
 
     Words of the validation and test part that are not in the vocabulary become ``<unk>``.
@@ -43,67 +47,70 @@ def load_corpus(
 
     Args:
         path: path or name of the text.
+        column: the column of text of a dataset. None: the only one, or ``text``.
         min_count: words that occur fewer times in the training part become ``<unk>``. None: 2 for
             the words of a single text file, else 1.
         max_vocabulary: largest number of classes, ``<unk>`` and ``<eos>`` included.
         vocabulary: use this vocabulary; ``min_count`` and ``max_vocabulary`` are then ignored.
         tokenizer: path of a ``tokenizer.json`` of the package ``tokenizers``; or ``"bpe"``,
-            byte-pair encoding learned from the training part (of a single text file: its first 90%)
+            byte-pair encoding learned from the training part (of a single text: its first 90%)
             with ``max_vocabulary`` classes; or any tokenizer. None: split at white space, or into
-            lower-cased words for a single text file and the embedded corpus.
+            lower-cased words for a single text and the embedded corpus.
 
     Raises:
         ValueError: ``path`` does not exist, a part is missing, empty, too short or not UTF-8, the
-            vocabulary has fewer than two words, or a package is missing.
+            column is missing, the vocabulary has fewer than two words, or a package is missing.
     """
-    source = embedded_source() if path is None else _source(path)
-    splitter = _tokenizer(tokenizer or default_tokenizer(path), max_vocabulary)
+    splitter = None if tokenizer is None else _tokenizer(tokenizer, max_vocabulary)
+    source = _source(path, column)
+    if splitter is None:
+        splitter = Words() if path is None or WHOLE in source.parts else WhiteSpace()
     if min_count is None:
         min_count = 2 if path is not None and isinstance(splitter, Words) else 1
     return corpus_of(source, Settings(splitter, min_count, max_vocabulary, vocabulary))
 
 
 def load_held_out(
-    path: str | os.PathLike[str], *, vocabulary: Vocabulary, tokenizer: Tokenizer
+    path: str | os.PathLike[str],
+    *,
+    column: str | None = None,
+    vocabulary: Vocabulary,
+    tokenizer: Tokenizer,
 ) -> HeldOut:
     """A text to score.
 
     Args:
         path: as in :func:`load_corpus`. Of a folder or dataset: its validation and its test part,
-            of which one suffices; of a file: all of it.
+            of which one suffices; of a single text: all of it.
+        column: as in :func:`load_corpus`.
         vocabulary: other words become ``<unk>``.
         tokenizer: splits the lines.
 
     Raises:
         ValueError: ``path`` does not exist or has no such part, or a package is missing.
     """
-    source = _source(path, held_out=True)
+    source = _source(path, column, held_out=True)
     entry = entry_of(source, Settings(tokenizer, vocabulary=vocabulary))
     return HeldOut(source.name, entry.parts, entry.lengths)
 
 
-def _source(path: str | os.PathLike[str], *, held_out: bool = False) -> Source:
-    if isinstance(path, str) and path.startswith(PREFIX):
-        return parse_dataset(path, held_out=held_out)
-    place = Path(path)
-    if not place.exists():
+def _source(
+    path: str | os.PathLike[str] | None, column: str | None, *, held_out: bool = False
+) -> Source:
+    place = Path(path or "")
+    if path is not None and os.fspath(path).startswith(PREFIX):
+        return dataset_source(os.fspath(path), column, held_out=held_out)
+    if path is not None and not os.path.exists(place):  # whatever the name
         raise ValueError(f"{place}: no such file or folder")
-    if not place.is_dir():
-        return file_source(place, held_out=held_out)
-    read = dataset_source if is_saved_dataset(place) else folder_source
-    return read(str(place), held_out=held_out)
-
-
-def default_tokenizer(path: str | os.PathLike[str] | None) -> Tokenizer:
-    """The default of a text: lower-cased words for one file and for the embedded corpus, otherwise
-    white space. A path that no longer exists is a file if it has a suffix."""
+    texts = path is not None and place.is_dir() and has_texts(place)
+    if path is not None and not texts and is_dataset(place):
+        return dataset_source(str(place), column, held_out=held_out)
+    if column is not None:
+        raise ValueError(f"--column: expected a text with columns, got {path or 'no --data'}")
     if path is None:
-        return Words()
-    if isinstance(path, str) and path.startswith(PREFIX):
-        return WhiteSpace()
-    place = Path(path)
-    file = place.is_file() or (not place.exists() and place.suffix != "")
-    return Words() if file else WhiteSpace()
+        return embedded_source()
+    read = folder_source if place.is_dir() else file_source
+    return read(place, held_out=held_out)
 
 
 def _tokenizer(

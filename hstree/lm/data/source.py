@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +18,7 @@ SPLITS = ("train", "valid", "test")
 HELD_OUT = ("valid", "test")
 WHOLE, TEXT = "whole", "text"
 _NAMES = {"train": "train", "valid": "valid|val|validation", "test": "test"}
+_ENDS = "txt|tokens|raw"
 TRAIN_SHARE, VALID_SHARE = 0.90, 0.05
 _PIECE_BYTES = 1 << 18
 _BOM = b"\xef\xbb\xbf"
@@ -83,8 +87,7 @@ def _file(folder: Path, split: str) -> Path | None:
     usual = folder / f"{split}.txt"
     if usual.is_file():
         return usual
-    pattern = re.compile(rf"([^.]+\.)?({_NAMES[split]})\.(txt|tokens|raw)")
-    others = [file for file in folder.iterdir() if pattern.fullmatch(file.name) and file.is_file()]
+    others = _named(folder, _NAMES[split])
     if len(others) > 1:
         raise ValueError(
             f"{folder}: expected one file for the part {split}, got "
@@ -93,17 +96,38 @@ def _file(folder: Path, split: str) -> Path | None:
     return others[0] if others else None
 
 
+def has_texts(folder: Path) -> bool:
+    """Whether a folder has any of the files of :func:`folder_source`."""
+    return bool(_named(folder, "|".join(_NAMES.values())))
+
+
+def _named(folder: Path, splits: str) -> list[Path]:
+    pattern = re.compile(rf"([^.]+\.)?({splits})\.({_ENDS})")
+    return [file for file in folder.iterdir() if pattern.fullmatch(file.name) and file.is_file()]
+
+
 def file_source(path: str | os.PathLike[str], *, held_out: bool = False) -> Source:
-    """One text file; a tokenizer may be learned from the first 90% of its bytes. ``held_out``: all
-    of it is to be scored, so that it is not split. Raises ValueError if it does not exist."""
-    file = Path(path)
-    if not file.is_file():
-        raise ValueError(f"{file}: no such file")
+    """One text file, or what comes through a pipe, which is copied to a temporary file; a tokenizer
+    may be learned from the first 90% of its bytes. ``held_out``: all of it is to be scored, so that
+    it is not split. Raises ValueError if it is neither."""
+    place = file = Path(path)
+    copy = tempfile.TemporaryFile() if place.is_fifo() else None  # noqa: SIM115
+    if copy is not None:
+        with place.open("rb") as pipe:
+            shutil.copyfileobj(pipe, copy)
+        copy.flush()
+        file = Path(f"/dev/fd/{copy.fileno()}")
+    elif not place.is_file():
+        raise ValueError(f"{place}: expected a file, a folder or a pipe")
     size = partial(os.path.getsize, file)
-    part = Part(f"{file}: the file", partial(read_pieces, file), size)
-    training = partial(read_pieces, file, int(size() * TRAIN_SHARE))
+    read = partial(read_pieces, file, name=place)
+    part = Part(f"{place}: the file", read, size)
+    training = partial(read, int(size() * TRAIN_SHARE))
     name = TEXT if held_out else WHOLE
-    return Source(file.name, {name: part}, training, partial(hash_files, [file]))
+    source = Source(place.name, {name: part}, training, partial(hash_files, [file]))
+    if copy is not None:
+        weakref.finalize(source, copy.close)
+    return source
 
 
 def hash_files(files: Iterable[Path]) -> str:
@@ -117,10 +141,11 @@ def hash_files(files: Iterable[Path]) -> str:
     return whole.hexdigest()
 
 
-def read_pieces(path: Path, stop: int | None = None) -> Iterator[str]:
+def read_pieces(path: Path, stop: int | None = None, *, name: Path | None = None) -> Iterator[str]:
     """Lines of a UTF-8 file, each with its line end; a byte order mark is skipped. A line of more
     than 256 KiB is split into pieces, at white space if there is any. No piece begins at or after
-    the byte ``stop``. Raises ValueError, which names the first byte that is not UTF-8."""
+    the byte ``stop``. Raises ValueError, which names the file, or ``name``, and the first byte that
+    is not UTF-8."""
     with path.open("rb") as file:
         offset = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
         file.seek(offset)
@@ -130,7 +155,7 @@ def read_pieces(path: Path, stop: int | None = None) -> Iterator[str]:
                 yield raw.decode()
             except UnicodeDecodeError as error:
                 raise ValueError(
-                    f"{path}: not UTF-8 text: byte 0x{raw[error.start]:02x} at offset "
+                    f"{name or path}: not UTF-8 text: byte 0x{raw[error.start]:02x} at offset "
                     f"{offset + error.start} (line {number})"
                 ) from None
             offset += len(raw)

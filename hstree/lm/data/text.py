@@ -1,47 +1,68 @@
-"""English text to words and back.
+"""Text to words and back.
 
 One tokenizer is used for every corpus that is not tokenized already. It has few rules, so that a
-reader can predict what a model will see: text is lower-cased, a word is a run of letters,
-digits and underscores that may be joined by inner apostrophes, hyphens and dots, and every other
-visible character is a token.
+reader can predict what a model will see: text is lower-cased and normalized (Unicode NFC), a word
+is a run of letters, digits and underscores that may be joined by inner apostrophes, hyphens and
+dots, and every other visible character is a token. What extends the character before it, such as
+an accent or a vowel sign, belongs to the token of that character. Scripts that write no spaces
+between words need another tokenizer.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import chain
 
-RULES_VERSION = 1  # increased when :func:`tokenize` changes, so that corpora are cached again
+RULES_VERSION = 2  # increased when :func:`tokenize` changes, so that corpora are cached again
 
-_TOKEN = re.compile(
-    r"""
-    (?: e\.g\. | i\.e\. | etc\. | vs\. | cf\. )(?!\w)       # abbreviations keep their dots
+_MODIFIERS = range(0x1F3FB, 0x1F400)  # the colors of emoji
+_INNER = r".'\u00b7\u05be\u05f3\u05f4-"  # of words: also the Catalan dot, Hebrew hyphen and quotes
+_SPACE = 0x200B  # a format character in name only: it ends a word
+
+
+@cache
+def _pattern() -> re.Pattern[str]:
+    """X stands for what extends the character before it: marks, and format characters such as the
+    joiners and the soft hyphen. (Word boundaries of Unicode, UAX #29, rule WB4.)"""
+    extends = {"Mn", "Mc", "Me", "Cf"}
+    codes = chain([0xAD], range(0x300, 0x20000), range(0xE0000, 0xE0200))  # where there are some
+    found = (chr(c) for c in codes if unicodedata.category(chr(c)) in extends and c != _SPACE)
+    x = "".join(chain(found, map(chr, _MODIFIERS)))
+    rules = r"""
+    (?: e\.g\. | i\.e\. | etc\. | vs\. | cf\. )(?![\wX])     # abbreviations keep their dots
     | <unk> | <eos>                                         # markers of a prepared corpus
-    | \d+ (?: [.,:] \d+ )*                                  # numbers, versions, times
-    | [^\W\d]\w* (?: [.'-] [^\W_]\w* )* (?: \(\) )?         # words, dotted names, calls like f()
+    | \d+[X]* (?: [.,:] \d+[X]* )*                          # numbers, versions, times
+    | [^\W\d][\wX]* (?: [INNER] [^\W_][\wX]* )* (?: \(\) )?  # words, dotted names, calls like f()
     | \.\.\. | --+
-    | \S
-    """,
-    re.VERBOSE,
-)
+    | \S[X]* (?: (?<=\u200d) \S[X]* )*                      # a joiner joins emoji
+    """
+    return re.compile(rules.replace("INNER", _INNER).replace("X", x), re.VERBOSE)
+
+
 _STRAIGHT = str.maketrans(
-    {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "-"}
+    {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'}
+    | dict.fromkeys("\u2010\u2011\u2013\u2014", "-")
 )
 _SENTENCE_END = frozenset({".", "?", "!"})
 _CLOSING = frozenset({")", "]", '"', "'"})
-_NO_SPACE_BEFORE = frozenset(".,;:!?)]}%") | {"...", "n't"}
+_ABROAD = "\u0964\u0965\u060c\u061b\u061f"  # dandas; comma, semicolon, question mark of Arabic
+_NO_SPACE_BEFORE = frozenset(".,;:!?)]}%" + _ABROAD) | {"...", "n't"}
 _NO_SPACE_AFTER = frozenset("([{$#@")
 
 
 def tokenize(text: str) -> list[str]:
-    """Lower-cased words and punctuation marks of ``text``, in order.
+    """Lower-cased, normalized words and punctuation marks of ``text``, in order.
 
     Example:
         >>> from hstree.lm.data.text import tokenize
         >>> tokenize("Don't call os.path.join() twice (see 3.11).")
         ["don't", 'call', 'os.path.join()', 'twice', '(', 'see', '3.11', ')', '.']
     """
-    return _TOKEN.findall(text.translate(_STRAIGHT).lower())
+    text = unicodedata.normalize("NFC", text.translate(_STRAIGHT).lower())
+    return _pattern().findall(text)
 
 
 def sentences(tokens: Iterable[str]) -> Iterator[list[str]]:

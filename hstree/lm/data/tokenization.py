@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -15,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hstree._progress import Task
+from hstree.lm._terminal import fold
 
 from . import cache
 from .cache import Length
@@ -24,6 +27,7 @@ from .vocabulary import END, Vocabulary
 
 _BATCH_CHARACTERS = 1 << 17
 _BLOCK = 1 << 18  # tokens
+_EXAMPLES = 3  # of characters without a token
 
 
 @dataclass(frozen=True)
@@ -76,14 +80,23 @@ def entry_of(source: Source, settings: Settings, folder: Path | None = None) -> 
     Raises:
         ValueError: a part has no words or is too small, or the vocabulary has fewer than two words.
     """
+    entry = None
     folder = folder or cache.user_cache()
     if folder is not None:
-        try:
-            return _cached(source, settings, folder / "tokens")
-        except OSError:
-            pass  # not writable, or full
-    with cache.unfinished_folder(Path(tempfile.gettempdir())) as unfinished:
-        return _build(source, settings, unfinished)
+        with suppress(OSError):  # not writable, or full
+            entry = _cached(source, settings, folder / "tokens")
+    if entry is None:
+        with cache.unfinished_folder(Path(tempfile.gettempdir())) as unfinished:
+            entry = _build(source, settings, unfinished)
+    share, characters = entry.dropped
+    if share:
+        line = (
+            f"hstree: {source.name}: the tokenizer has no token for {share:.2%} of the characters, "
+            f"which are left out, most of all {', '.join(map(repr, characters))}; perplexities are "
+            f"of the rest"
+        )
+        print(fold(line, sys.stderr), file=sys.stderr)
+    return entry
 
 
 def _cached(source: Source, settings: Settings, folder: Path) -> cache.Entry:
@@ -117,7 +130,7 @@ def _build(source: Source, settings: Settings, folder: Path) -> cache.Entry:
         tokenizer = learn_bpe(pieces, settings.max_vocabulary)
     vocabulary = settings.vocabulary
     with (folder / cache.TOKENS).open("wb+") as file:
-        index, sizes, lengths = _write_ids(source, tokenizer, file)
+        index, sizes, lengths, dropped = _write_ids(source, tokenizer, file)
         if vocabulary is None:
             counts = np.zeros(len(index), np.int64)
             for block in _blocks(file, sizes["train"]):
@@ -133,7 +146,7 @@ def _build(source: Source, settings: Settings, folder: Path) -> cache.Entry:
     vocabulary.save(folder / cache.VOCABULARY)
     if isinstance(tokenizer, Subwords):
         (folder / cache.TOKENIZER).write_bytes(tokenizer.to_bytes())
-    cache.seal(folder, sizes, lengths)
+    cache.seal(folder, sizes, lengths, dropped)
     entry = cache.read_entry(folder)
     if entry is None:
         raise OSError(f"{folder}: the tokenized text cannot be read back")
@@ -142,40 +155,47 @@ def _build(source: Source, settings: Settings, folder: Path) -> cache.Entry:
 
 def _write_ids(
     source: Source, tokenizer: Tokenizer, file: BinaryIO
-) -> tuple[dict[str, int], dict[str, int], dict[str, Length]]:
+) -> tuple[dict[str, int], dict[str, int], dict[str, Length], tuple[float, str]]:
     """Numbers words in order of first appearance, so that a text is tokenized only once. Returns
-    the number of each word, the number of tokens of each part, and its length."""
+    the number of each word, the number of tokens of each part, its length, and what the tokenizer
+    left out, as :class:`cache.Entry` has it."""
     index: dict[str, int] = {}
     sizes: dict[str, int] = {}
     lengths: dict[str, Length] = {}
+    lost: Counter[str] = Counter()
     for name, part in source.parts.items():
-        sizes[name], lengths[name] = _write_part(part, tokenizer, index, file)
+        sizes[name], lengths[name], lost_here = _write_part(part, tokenizer, index, file)
+        lost += lost_here
+    total = lost.total() + sum(length.characters for length in lengths.values())
+    dropped = lost.total() / total, "".join(c for c, _ in lost.most_common(_EXAMPLES))
     if WHOLE not in sizes:
-        return index, sizes, lengths
+        return index, sizes, lengths, dropped
     total = sizes[WHOLE]
     first, second = int(total * TRAIN_SHARE), int(total * (TRAIN_SHARE + VALID_SHARE))
     sizes = {"train": first, "valid": second - first, "test": total - second}
     if min(sizes.values()) < 2:
-        label = source.parts[WHOLE].label.removesuffix(": the file")
+        label = source.parts[WHOLE].label.rpartition(":")[0]
         raise ValueError(
             f"{label}: {total} tokens are too few to split 90% / 5% / 5%; expected at least 40"
         )
-    return index, sizes, {}
+    return index, sizes, {}, dropped
 
 
 def _write_part(
     part: Part, tokenizer: Tokenizer, index: dict[str, int], file: BinaryIO
-) -> tuple[int, Length]:
+) -> tuple[int, Length, Counter[str]]:
     """Appends the numbers of a part's words and line ends to a file; new words are added to
     ``index``. A line whose last word is ``<eos>`` gets no other. Returns how many tokens were
-    written, and the length of the text."""
+    written, the length of the text, and the characters that the tokenizer left out."""
     size = characters = n_bytes = 0
+    lost: Counter[str] = Counter()
     any_text = any_words = False
     last: str | None = None  # word of the line
     line_is_open = False
     for pieces in _batches(_followed(part.pieces(), "tokenizing", part.size())):
         any_text = True
         ids = array("i")
+        lost += tokenizer.dropped(pieces) if isinstance(tokenizer, Subwords) else Counter()
         for piece, words in zip(pieces, tokenizer.split_batch(pieces), strict=True):
             ids.extend([index.setdefault(word, len(index)) for word in words])
             characters += len(piece)
@@ -194,8 +214,11 @@ def _write_part(
         file.write(np.array([end], dtype=cache.TOKEN_TYPE).tobytes())
         size += 1
     if not any_words:
-        raise ValueError(f"{part.label} {'has no words' if any_text else 'is empty'}")
-    return size, Length(characters, n_bytes)
+        known = " that the tokenizer knows" if lost else ""
+        raise ValueError(f"{part.label} {f'has no words{known}' if any_text else 'is empty'}")
+    characters -= lost.total()
+    n_bytes -= sum(n * len(character.encode()) for character, n in lost.items())
+    return size, Length(characters, n_bytes), lost
 
 
 def _needs_end(last: str | None, tokenizer: Tokenizer) -> bool:

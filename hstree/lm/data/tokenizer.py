@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -101,6 +103,7 @@ class Subwords(Tokenizer):
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self._words = {number: _name(token, number) for token, number in vocabulary.items()}
         self._ids = {word: number for number, word in self._words.items()}
+        self._dropped: dict[str, bool] = {}
         if len(self._ids) != len(self._words):
             raise ValueError("not a usable tokenizer: two of its tokens have the same name")
 
@@ -121,7 +124,7 @@ class Subwords(Tokenizer):
         """The tokenizer in a file. Raises ValueError that names the file if it is not
         valid."""
         file = Path(path)
-        if not file.is_file():
+        if not os.path.isfile(file):  # whatever the name
             raise ValueError(f"{_FLAG}: {file}: no such file")
         try:
             return cls.from_bytes(file.read_bytes())
@@ -138,7 +141,10 @@ class Subwords(Tokenizer):
         """Tokens of each line; lines are spread over the threads of the package."""
         bare = [_without_end(line) for line in lines]
         words = self._words
-        encodings = self._tokenizer.encode_batch_fast(bare, add_special_tokens=False)
+        try:
+            encodings = self._tokenizer.encode_batch_fast(bare, add_special_tokens=False)
+        except Exception as error:  # the package raises nothing narrower
+            raise ValueError(f"{_FLAG}: the tokenizer cannot split the text: {error}") from None
         return [[words[number] for number in encoding.ids] for encoding in encodings]
 
     def join(self, tokens: Iterable[str]) -> str:
@@ -153,6 +159,19 @@ class Subwords(Tokenizer):
             pieces += [self._decode(run), "\n" if token == END else token]
             run = []
         return "".join([*pieces, self._decode(run)])
+
+    def dropped(self, lines: Iterable[str]) -> Counter[str]:
+        """How often each character occurs for which there is no token, white space aside. Such
+        characters are left out of the text."""
+        counts = Counter(chain.from_iterable(lines))
+        return Counter({c: n for c, n in counts.items() if not c.isspace() and self._drops(c)})
+
+    def _drops(self, character: str) -> bool:
+        if character not in self._dropped:
+            text = self.join(self.split(character))
+            damaged = "\ufffd" in text and character != "\ufffd"  # one of its bytes has no token
+            self._dropped[character] = damaged or not text.strip()
+        return self._dropped[character]
 
     def _decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""

@@ -53,10 +53,16 @@ class TrainConfig:
 
     data: str | None = in_data(
         None,
-        "folder with train.txt, valid.txt and test.txt (words separated by spaces), one UTF-8 text "
-        "file, or hf:NAME[:CONFIG[:COLUMN]], a Hugging Face dataset (default: the docstrings and "
-        "help topics of this Python installation)",
+        "folder with train.txt, valid.txt and test.txt (words separated by spaces); one UTF-8 text "
+        "file, or a pipe; a .jsonl, .csv, .parquet or compressed file, or a folder of such files; "
+        "hf:NAME[:CONFIG], a dataset of the Hugging Face hub (default: the docstrings and help "
+        "topics of this Python installation)",
         metavar="PATH",
+        resumable=True,
+    )
+    column: str | None = in_data(
+        None,
+        "column of text of a dataset or table (default: text, or the only one)",
         resumable=True,
     )
     min_count: int | None = in_data(
@@ -313,6 +319,12 @@ class TrainConfig:
         inherited=False,
         grouped=False,
     )
+    validation_tokens: int | None = in_run(
+        None,
+        "number of validation tokens to score after each epoch, evenly spread over the text: less "
+        "exact, and much faster with many classes (default: all)",
+        at_least(1),
+    )
     precision: str = in_run(
         "float32",
         "precision of the training steps; bfloat16: torch.autocast, with weights and validation in "
@@ -423,11 +435,10 @@ def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _absolute(path: str | None) -> str | None:
-    """An absolute path; for a dataset ``hf:NAME...`` only if NAME is a folder."""
-    if path is None or not path.startswith("hf:"):
-        return None if path is None else str(Path(path).resolve())
-    name, colon, rest = path.removeprefix("hf:").partition(":")
-    return f"hf:{Path(name).resolve()}{colon}{rest}" if Path(name).is_dir() else path
+    """An absolute path; a dataset of the hub and a pipe keep their names."""
+    if path is None or path.startswith("hf:") or Path(path).is_fifo():
+        return path
+    return os.path.realpath(path)
 
 
 RESUMABLE = names_where(TrainConfig, resumable=True)

@@ -34,25 +34,32 @@ class Run:
     model: LanguageModel
     tokenizer: Tokenizer
 
-    def corpus(self, data: str | None = None) -> Corpus:
-        """A text in the words of the run: ``data`` as for ``hstree train --data``; None: the text
-        that the run was trained on, with a warning on standard error if it has changed since.
-        Raises ValueError if it does not exist."""
-        if data is None:
+    def corpus(self, data: str | None = None, column: str | None = None) -> Corpus:
+        """A text in the words of the run: ``data`` and ``column`` as for ``hstree train``; None:
+        the text that the run was trained on, with a warning on standard error if it has changed
+        since. Raises ValueError if it does not exist."""
+        if data is None and column is None:
             return self._own_corpus
-        return load_corpus(data, vocabulary=self.vocabulary, tokenizer=self.tokenizer)
+        return load_corpus(
+            data, column=column, vocabulary=self.vocabulary, tokenizer=self.tokenizer
+        )
 
-    def held_out(self, data: str | None = None) -> HeldOut:
+    def held_out(self, data: str | None = None, column: str | None = None) -> HeldOut:
         """A text to score in the words of the run: the held-out parts of a folder or dataset, or
-        the whole of a file; None: those of :meth:`corpus`. Raises ValueError if it does not exist,
-        or has no held-out part."""
+        the whole of a single text; None: those of :meth:`corpus`. Raises ValueError if it does not
+        exist, or has no held-out part."""
         if data is None:
-            return self._own_corpus.held_out()
-        return load_held_out(data, vocabulary=self.vocabulary, tokenizer=self.tokenizer)
+            return self.corpus(data, column).held_out()
+        return load_held_out(
+            data, column=column, vocabulary=self.vocabulary, tokenizer=self.tokenizer
+        )
 
     @cached_property
     def _own_corpus(self) -> Corpus:
-        corpus = load_corpus(self.config.data, vocabulary=self.vocabulary, tokenizer=self.tokenizer)
+        data, column = self.config.data, self.config.column
+        corpus = load_corpus(
+            data, column=column, vocabulary=self.vocabulary, tokenizer=self.tokenizer
+        )
         if trained_text(self.path / STATE) not in (None, corpus.fingerprint()):
             line = f"hstree: {corpus.name} has changed since this run was trained on it"
             print(fold(line, sys.stderr), file=sys.stderr)
@@ -66,16 +73,21 @@ def load_config(path: str | os.PathLike[str]) -> TrainConfig:
         CheckpointError: the folder does not exist, or its settings are missing or not valid.
     """
     folder = Path(path)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # whatever the name
         raise CheckpointError(f"{folder}: no such run folder")
+    file = folder / CONFIG
     try:
-        return TrainConfig(**read_settings(folder / CONFIG))
+        settings = read_settings(file)
     except FileNotFoundError:
         inside = any(folder.glob(f"*/{CONFIG}"))
         hint = "; its subfolders are runs: name one of them" if inside else ""
         raise CheckpointError(f"{folder}: not a run folder: {CONFIG} missing{hint}") from None
     except ConfigError as error:
         raise CheckpointError(str(error)) from None
+    try:
+        return TrainConfig(**settings)
+    except ConfigError as error:
+        raise CheckpointError(f"{file}: {error}") from None
 
 
 def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Run:
@@ -86,7 +98,7 @@ def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -
             inconsistent with the others.
     """
     folder = Path(path)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise CheckpointError(f"{folder}: no such run folder")
     missing = [
         name for name in (CONFIG, VOCABULARY, TOKENIZER, MODEL) if not (folder / name).is_file()

@@ -86,7 +86,8 @@ class HeadCost:
 
 @dataclass(frozen=True)
 class Summary:
-    """Final figures of a run; summary.json. Perplexities are per token."""
+    """Final figures of a run; summary.json. Perplexities are per token. ``valid_share``: the share
+    of the validation text that the validation perplexity is of."""
 
     corpus: str
     head: str
@@ -102,6 +103,7 @@ class Summary:
     head_parameters: int
     cost: HeadCost
     seconds: float
+    valid_share: float = 1.0
 
     @property
     def parameters(self) -> int:
@@ -128,10 +130,11 @@ class Summary:
 
 
 def read_record(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
-    """A dataclass of this module from its fields; others are ignored. Raises ValueError if one is
-    missing or has another type; a whole number is accepted as a float."""
+    """A dataclass of this module from its fields; others are ignored. Raises ValueError if one
+    without a default is missing, or has another type; a whole number is accepted as a float."""
     types = typing.get_type_hints(kind)
-    return kind(**{name: _value(name, type_, values.get(name)) for name, type_ in types.items()})
+    named = [name for name in types if name in values or not hasattr(kind, name)]  # no default
+    return kind(**{name: _value(name, types[name], values.get(name)) for name in named})
 
 
 def _value(name: str, kind: type, value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -132,10 +133,23 @@ def checked(config: type, field: dataclasses.Field[Any], value: Any, name: str =
             f"{flag}: expected one of {', '.join(map(str, choices))}, got {quoted(value)}"
         )
     for part in parts:
+        if isinstance(part, str):
+            _check_text(part, flag)
         for limit in field.metadata["limits"]:
             if not limit.holds(part):
                 raise ConfigError(f"{flag}: expected {limit.text}, got {part}")
     return value
+
+
+def _check_text(text: str, flag: str) -> None:
+    """Raises ConfigError for a text that cannot be the name of a file. One that the command line
+    gives in another encoding can."""
+    if "\0" in text:
+        raise ConfigError(f"{flag}: expected text without NUL, got {quoted(text)}")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise ConfigError(f"{flag}: expected text in UTF-8, got {quoted(text)}") from None
 
 
 def parse_settings(config: type, text: str | bytes, where: str = "") -> dict[str, Any]:

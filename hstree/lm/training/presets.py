@@ -30,6 +30,10 @@ from .published import PUBLISHED, SOURCES, Values
 
 __all__ = ["PRESETS", "SOURCES", "preset", "preset_sources"]
 
+_TEXTS = {
+    "ptb": "the folder of Penn Treebank",
+    "wt2": "the folder of WikiText-2, or hf:Salesforce/wikitext:wikitext-2-v1,",
+}
 _SETTINGS = frozenset(field.name for field in fields(TrainConfig))
 
 
@@ -84,6 +88,14 @@ def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     ]
     options = {"head_option": (*kept, *given)} if kept else {}
     return {**settings, **changes, **options}
+
+
+def check_text(name: str | None, config: TrainConfig) -> None:
+    """Raises ConfigError for the settings of a preset without a text: on the docstrings of Python
+    they would train for weeks. None: no preset."""
+    if name is not None and config.data is None:
+        text = _TEXTS[name.partition("-")[0]]
+        raise ConfigError(f"--preset: expected {text} as --data for {name}, got no --data")
 
 
 def preset_sources(name: str) -> dict[str, str]:

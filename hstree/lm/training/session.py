@@ -225,6 +225,7 @@ class Session:
         with group.main_first():  # the others find the tokenized text in the cache
             corpus = load_corpus(
                 config.data,
+                column=config.column,
                 min_count=config.min_count,
                 max_vocabulary=config.max_vocabulary,
                 vocabulary=None if origin is None else origin.vocabulary,
@@ -262,7 +263,7 @@ class Session:
             names.TOKENIZER: tokenizer_to_bytes(corpus.tokenizer),
         }
         if origin is not None:
-            valid_loss = evaluate(model, corpus.valid)
+            valid_loss = evaluate(model, corpus.valid, n_targets=config.validation_tokens)
             self.best = EpochRecord(0, 0, 0.0, math.nan, valid_loss, True, 0.0, 0.0)
             files[names.MODEL] = partial(shutil.copyfile, origin.path / names.MODEL)
             self.reporter.message(
@@ -275,7 +276,12 @@ class Session:
         model, tensors, values = load_state(folder / names.STATE)
         vocabulary, tokenizer = load_vocabulary(folder), load_tokenizer(folder)
         with self.processes.main_first():
-            corpus = load_corpus(self.config.data, vocabulary=vocabulary, tokenizer=tokenizer)
+            corpus = load_corpus(
+                self.config.data,
+                column=self.config.column,
+                vocabulary=vocabulary,
+                tokenizer=tokenizer,
+            )
         try:
             self._restore(corpus, model, tensors, values)
         except ConfigError:
@@ -382,6 +388,11 @@ class Session:
                 f"head {self.config.head}: the training perplexity is an estimate from sampled "
                 "classes,\ntoo low on average; that of the validation text is exact"
             )
+        if self._valid_share < 1:
+            self.reporter.message(
+                f"validation: {self.config.validation_tokens:,} of {len(self.corpus.valid) - 1:,} "
+                "tokens, spread evenly over the text"
+            )
         with self._interruption:
             for follower in self.followers:
                 follower.start(self.config.epochs, trainer.steps_per_epoch, trainer.position.step)
@@ -470,8 +481,15 @@ class Session:
             self.reporter.message(f"averaging of the weights begins after epoch {position.epoch}")
 
     def _loss(self, tokens: Any) -> float:
-        loss = evaluate(self.trainer.model, tokens) if self.processes.main else math.nan
+        """The loss on a text, or on a part of it as --validation-tokens says."""
+        model, part = self.trainer.model, self.config.validation_tokens
+        loss = evaluate(model, tokens, n_targets=part) if self.processes.main else math.nan
         return self.processes.from_main(loss)
+
+    @property
+    def _valid_share(self) -> float:
+        total = len(self.corpus.valid) - 1
+        return min(1.0, (self.config.validation_tokens or total) / total)
 
     def _check_validation(self, valid_loss: float) -> None:
         """Training does not recover from a loss far above log V, that of a uniform guess, unless
@@ -511,6 +529,7 @@ class Session:
             head_parameters=own_parameter_count(model.head, model.backbone),
             cost=head_cost(model, self.config, self.trainer.streams),
             seconds=seconds,
+            valid_share=self._valid_share,
         )
 
     # Saved files

@@ -126,11 +126,15 @@ def format_summary(summary: Summary, other: Summary | None = None) -> str:
             f"{label:<34}{_perplexities(other)}{other.seconds:>10,.0f}   "
             f"x {other.seconds / summary.seconds:.1f}"
         )
+    part = [f"valid: {summary.valid_share:.1%} of the validation text"]
+    if summary.valid_share == 1:
+        part = []
     return "\n".join(
         [
             *lines,
             f"{'unigram model':<34}{summary.unigram_valid_perplexity:>12,.1f}"
             f"{summary.unigram_test_perplexity:>12,.1f}",
+            *part,
             "",
             f"{'parameters of the backbone':<34}{summary.backbone_parameters:>12,}",
             f"{'parameters of the head':<34}{summary.head_parameters:>12,}",

@@ -21,10 +21,15 @@ def default_streams(n_tokens: int) -> int:
 
 @torch.no_grad()
 def evaluate(
-    model: LanguageModel, tokens: Any, streams: int | None = None, *, length: int = 128
+    model: LanguageModel,
+    tokens: Any,
+    streams: int | None = None,
+    *,
+    length: int = 128,
+    n_targets: int | None = None,
 ) -> float:
-    """Mean negative log-probability, in nats per token, of a text. Every token except the first is
-    a target.
+    """Mean negative log-probability, in nats per token, of a text or an evenly spread part of it.
+    Every token except the first is a target.
 
     Args:
         model: language model, temporarily set to evaluation mode.
@@ -34,9 +39,12 @@ def evaluate(
             streams of validation text and 1 of test text. None: at most 20, of at least 50 targets
             each, as training validates.
         length: number of steps that are computed together; the state is kept between windows.
+        n_targets: number of targets to score, rounded up to a multiple of ``streams``: those at the
+            beginning of each stream. They have the loss that they have in the whole. None: all.
 
     Raises:
-        ValueError: fewer than 2 tokens, fewer targets than streams, or a length below 1.
+        ValueError: fewer than 2 tokens, fewer targets than streams, or a length or number of
+            targets below 1.
 
     Example:
         >>> import math, hstree
@@ -51,13 +59,17 @@ def evaluate(
     else:
         streams = check_int("streams", streams, 1, max(len(tokens) - 1, 1))
     text = Streams(tokens, streams, ignore_index=model.head.ignore_index)
+    steps = len(text)
+    if n_targets is not None:
+        steps = min(steps, -(-check_int("n_targets", n_targets) // streams))
     device = model.backbone.embedding.weight.device
     training = model.training
     model.eval()
     total, count = 0.0, 0
     state: State | None = None
     try:
-        for window, target in track(text.windows(length), "evaluating", -(-len(text) // length)):
+        windows = text.windows(length, steps)
+        for window, target in track(windows, "evaluating", -(-steps // length)):
             (log_prob, _), state, _ = model(window.to(device), target.to(device), state)
             total -= float(log_prob.sum(dtype=torch.float64))
             count += int((target != model.head.ignore_index).sum())

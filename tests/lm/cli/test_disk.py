@@ -14,8 +14,7 @@ from lm.cli.mounts import available, in_child, make_read_only, mount_memory, res
 from lm.training.toy import small_config, write_corpus
 
 from hstree.__main__ import main
-from hstree.lab.study.file import StudyError, parse_study
-from hstree.lab.study.runs import StudyRun, run_study
+from hstree.lab.study import StudyError, StudyRun, parse_study, run_study
 from hstree.lm.training import train
 
 SIZE = 1 << 20  # bytes of a disk
@@ -79,7 +78,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 WRITING = {
     "experiment robustness --size 12 --repetitions 2 --output disk/out": "out/robustness-noise.png",
     "analyze function run --output disk/out": "out/function-of-the-logits.png",
-    "compare run --plot disk/curves.png": "curves.png",
     "tree build disk/tree --data data": "tree.vocabulary.txt",
     "tree draw words.tree --output disk/tree.png": "tree.png",
 }
@@ -184,7 +182,6 @@ READING = {
     "analyze function run --output disk/out": "--output: expected a folder to write to",
     "study toy.toml --output disk/out": "--output: expected a folder to write to",
     f"train {SMALL} --run disk/run": "cannot create the run folder disk/run",
-    "compare run --plot disk/curves.png": "cannot write disk/curves.png",
     "tree build disk/tree --data data": "cannot write disk/tree.vocabulary.txt",
     "tree draw words.tree --output disk/tree.png": "cannot write disk/tree.png",
 }

@@ -6,11 +6,13 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lm.training.toy import write_corpus
 
 from hstree.__main__ import main
+from hstree.heads import head_names
 from hstree.lm.runs import TrainConfig, load_run
 from hstree.lm.training import PRESETS, preset
 
@@ -187,6 +189,8 @@ def test_settings_of_finetuning_in_a_file(
         ('{"dropout": 1.5}', "{file}: dropout: expected a probability in [0, 1), got 1.5"),
         ('{"schedule": "step"}', "{file}: schedule: expected one of cosine, linear, constant"),
         ('{"head_option": [1]}', "{file}: head_option: expected a tuple of str, got (1,)"),
+        (r'{"finetune": "a\u0000"}', "{file}: finetune: expected text without NUL, got 'a\\x00'"),
+        (r'{"run": "\ud800"}', "{file}: run: expected text in UTF-8, got '\\ud800'"),
     ],
 )
 def test_files_that_are_no_settings(
@@ -201,6 +205,31 @@ def test_files_that_are_no_settings(
         file.write_text(content)
     error = fails(capsys, "--config", str(file))
     assert error.startswith("hstree: --config: " + message.replace("{file}", str(file)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"finetune": "absent"}, "absent: no such run folder"),
+        ({"finetune": "x" * 300}, f"{'x' * 300}: no such run folder"),
+        ({"head_option": ["red"]}, "--head-option: expected KEY=VALUE, got 'red'"),
+        ({"accumulate": 3}, "--accumulate: expected a divisor of --batch-size 20, got 3"),
+        ({"averaging": "nt"}, "--averaging: averaged SGD needs --optimizer sgd, got adamw"),
+        ({"head": "tree"}, f"head: expected one of {', '.join(head_names())}, got 'tree'"),
+        ({"data": "absent"}, "absent: no such file or folder"),
+        ({"data": "x" * 300}, f"{'x' * 300}: no such file or folder"),
+        ({"tokenizer": "x" * 300}, f"--tokenizer: {'x' * 300}: no such file"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_settings_of_a_file_that_do_not_work(
+    settings: dict[str, Any], message: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether the file, a flag or both are the cause, the file is named."""
+    file = Path("..", "settings.json")
+    file.write_text(json.dumps({"data": str(data)} | settings))
+    error = fails(capsys, "--config", str(file), "--seed", "2")
+    assert error == f"hstree: {message} (with --config {file})\n"
 
 
 @pytest.mark.parametrize("name", ["ptb-softmax", "ptb-mos", "wt2-trees"])
@@ -275,6 +304,24 @@ def test_a_model_beyond_memory(data: Path, capsys: pytest.CaptureFixture[str]) -
     assert error.count("\n") == 1
     assert error.startswith("hstree: memory ran out; a model with smaller --embedding-size, --hidd")
     assert error.endswith("; nothing was written\n")
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ptb-softmax", "Penn Treebank"),
+        ("ptb-trees", "Penn Treebank"),
+        ("wt2-mos", "WikiText-2, or hf:Salesforce/wikitext:wikitext-2-v1,"),
+    ],
+)
+def test_a_preset_needs_its_text(
+    name: str, text: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its epochs would take weeks on the docstrings of Python."""
+    assert fails(capsys, "--preset", name, "--epochs", "1") == (
+        f"hstree: --preset: expected the folder of {text} as --data for {name}, got no --data\n"
+    )
     assert list(Path().iterdir()) == []
 
 

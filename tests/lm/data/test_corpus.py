@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from hstree.lm.data import Corpus, CorpusStatistics, load_corpus
+from hstree.lm.data import Corpus, CorpusStatistics, load_corpus, load_held_out
 
 
 @pytest.fixture
@@ -74,6 +80,57 @@ def test_text_file_is_split_in_order(tmp_path: Path) -> None:
     )
     assert words(corpus, "test").endswith("line number odd . <eos>")
     assert sorted(corpus.vocabulary) == [".", "<eos>", "<unk>", "even", "line", "number", "odd"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "named"])
+def test_pipes_are_read_as_a_file(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though a text is read several times; the copy is gone with its ids in the cache."""
+    content = "".join(f"The cat number {i % 9} sat.\n" for i in range(2000)).encode()
+    (tmp_path / "book.txt").write_bytes(content)
+    text = load_corpus(tmp_path / "book.txt")
+    options: Any = {"vocabulary": text.vocabulary, "tokenizer": text.tokenizer}
+    held_out = load_held_out(tmp_path / "book.txt", **options)
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(copies))
+
+    @contextmanager
+    def sent(content: bytes) -> Iterator[str]:
+        path = str(tmp_path / "fifo")
+        if kind == "pipe":
+            reader, writer = os.pipe()
+            path = f"/dev/fd/{reader}"
+        else:
+            os.mkfifo(path)
+
+        def write() -> None:
+            with open(path if kind == "named" else writer, "wb") as file:
+                file.write(content)
+
+        send = threading.Thread(target=write)
+        send.start()
+        yield path
+        send.join()
+        os.close(reader) if kind == "pipe" else os.unlink(path)
+
+    with sent(content) as path:
+        corpus = load_corpus(path)
+    assert corpus.vocabulary == text.vocabulary
+    for split in ("train", "valid", "test"):
+        assert np.array_equal(getattr(corpus, split), getattr(text, split))
+    with sent(content) as path:
+        scored = load_held_out(path, **options)
+    assert np.array_equal(scored.parts["text"], held_out.parts["text"])
+    assert scored.lengths == held_out.lengths
+    with sent(b"a \xff") as path, pytest.raises(ValueError, match=f"{path}: not UTF-8 text"):
+        load_corpus(path)
+    with sent(b"") as path, pytest.raises(ValueError, match=f"{path}: the file is empty"):
+        load_corpus(path)
+    assert list(copies.iterdir()) == []
+    with pytest.raises(ValueError, match="/dev/null: expected a file, a folder or a pipe"):
+        load_corpus("/dev/null")
 
 
 def test_rare_words_of_a_text_file_are_unknown(tmp_path: Path) -> None:

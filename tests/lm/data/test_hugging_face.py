@@ -1,7 +1,13 @@
-"""Datasets of the package datasets, from folders: nothing here asks the network."""
+"""Texts that the package datasets reads, from files and folders: nothing here asks the network."""
 
 from __future__ import annotations
 
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
 import sys
 import warnings
 from collections.abc import Iterator
@@ -11,7 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hstree.__main__ import main
 from hstree.lm.data import Corpus, Subwords, WhiteSpace, load_corpus, load_held_out
+from hstree.lm.runs import load_config
 
 ROWS = {
     "train": [" = Title = \n", "", "the cat sat", None, "two\nlines", "the end\n"] * 5,
@@ -56,8 +64,10 @@ def test_a_row_is_a_line(saved: Path) -> None:
     assert words(corpus, "train") == " ".join([line] * 5)
     assert words(corpus, "valid") == "the cat <eos> <unk> sat <eos>"
     assert words(corpus, "test") == "the end <eos>"
-    named = load_corpus(f"hf:{saved}")
-    assert np.array_equal(named.train, corpus.train)
+    with pytest.raises(
+        ValueError, match=f"a dataset of the hub, got a folder; give --data {saved}"
+    ):
+        load_corpus(f"hf:{saved}")
 
 
 def test_same_words_as_a_folder_of_text(datasets: Any, tmp_path: Path) -> None:
@@ -82,19 +92,181 @@ def test_held_out_splits_suffice(datasets: Any, tmp_path: Path, saved: Path) -> 
         assert [*text.parts] == [{"validation": "valid"}.get(split, split) for split in splits]
         assert vocabulary.decode(text.parts["test"].tolist()) == ["the", "end", "<eos>"]
         assert text.lengths["test"] == (8, 8)
-    folder = save(datasets, tmp_path / "train", {"train": ["the"]})
+    folder = save(datasets, tmp_path / "train", {"train": ["the"], "dev": ["the"]})
     with pytest.raises(ValueError, match="expected the splits validation or test, missing"):
         load_held_out(str(folder), vocabulary=vocabulary, tokenizer=WhiteSpace())
 
 
 def test_column(datasets: Any, tmp_path: Path) -> None:
+    """The only one with text, or text, or the one that is named."""
     folder = save(datasets, tmp_path / "saved", ROWS, column="body")
-    assert words(load_corpus(f"hf:{folder}::body"), "test") == "the end <eos>"
-    message = "saved: expected a column 'text' of text in the split train, whose columns are body, "
+    for column in (None, "body"):
+        assert words(load_corpus(folder, column=column), "test") == "the end <eos>"
+    message = "--column: expected a column of text of saved, one of body, got 'number'"
     with pytest.raises(ValueError, match=message):
-        load_corpus(folder)
-    with pytest.raises(ValueError, match="expected a column 'number' of text"):
-        load_corpus(f"hf:{folder}::number")
+        load_corpus(folder, column="number")
+    rows = [json.dumps({"title": f"a c {i}", "text": f"b c {i}", "n": i}) for i in range(50)]
+    path = tmp_path / "two.jsonl"
+    path.write_text("\n".join(rows))
+    assert "b" in load_corpus(path).vocabulary
+    assert "a" in load_corpus(path, column="title").vocabulary
+    path.write_text("\n".join(rows).replace("text", "body"))
+    message = "--column: expected a column of text of two.jsonl, one of title, body, got none"
+    with pytest.raises(ValueError, match=message):
+        load_corpus(path)
+    with pytest.raises(ValueError, match="one of title, body, got 'text'"):
+        load_corpus(path, column="text")
+    path.write_text("\n".join(f'{{"n": {i}}}' for i in range(50)))
+    with pytest.raises(ValueError, match="expected a column of text of two"):
+        load_corpus(path)
+
+
+@pytest.mark.parametrize("name", ["book.txt", "folder", None])
+def test_plain_text_has_no_columns(name: str | None, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for part in ("train", "valid", "test"):
+        (tmp_path / "folder" / f"{part}.txt").write_text("a b\n")
+    (tmp_path / "book.txt").write_text("a b\n" * 50)
+    path = None if name is None else tmp_path / name
+    with pytest.raises(ValueError, match="--column: expected a text with columns, got "):
+        load_corpus(path, column="text")
+
+
+# Files
+
+LINES = [f'Line {i}, "{"the cat sat" if i % 3 else "a dog ran"}".' for i in range(60)]
+
+
+def packed(path: Path, content: bytes) -> None:
+    """Write a file, compressed as its name says."""
+    kinds = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+    if path.suffix == ".zst":
+        kinds[".zst"] = pytest.importorskip("zstandard").ZstdCompressor().compress
+    path.write_bytes(kinds.get(path.suffix, bytes)(content))
+
+
+def write_rows(path: Path, lines: list[str]) -> None:
+    """Write lines of text in the format of the name of the file."""
+    suffixes = path.name.partition(".")[2]
+    kind = suffixes.partition(".")[0]
+    table = io.StringIO()
+    if kind in ("csv", "tsv"):
+        writer = csv.writer(table, delimiter="," if kind == "csv" else "\t")
+        writer.writerows([["number", "text"], *([i, line] for i, line in enumerate(lines))])
+    elif kind in ("jsonl", "ndjson"):
+        table.write("".join(json.dumps({"n": 1, "text": line}) + "\n" for line in lines))
+    elif kind == "json":
+        json.dump([{"n": 1, "text": line} for line in lines], table)
+    elif kind == "parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet.write_table(pyarrow.table({"text": lines}), path)
+        return
+    else:
+        table.write("".join(f"{line}\n" for line in lines))
+    packed(path, table.getvalue().encode())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("x.jsonl", "x.ndjson", "x.json", "x.csv", "x.tsv", "x.parquet", "x.jsonl.gz", "x.csv.xz"),
+        *(
+            "x.txt.gz",
+            "x.gz",
+            "x.txt.bz2",
+            "x.raw.xz",
+            "x.jsonl.zst",
+            "x.zst",
+            "X.JSONL",
+            "a [1]*?.csv",
+        ),
+    ],
+)
+def test_a_file_is_the_text_that_it_holds(datasets: Any, name: str, tmp_path: Path) -> None:
+    """As if it were in a file of text: words, parts, all of it to be scored."""
+    (tmp_path / "book.txt").write_text("".join(f"{line}\n" for line in LINES))
+    text = load_corpus(tmp_path / "book.txt")
+    write_rows(tmp_path / name.lower(), LINES)
+    (tmp_path / name.lower()).rename(tmp_path / name)
+    write_rows(tmp_path / "a 1xx.csv", ["another"])
+    corpus = load_corpus(tmp_path / name)
+    assert corpus.name == name
+    assert corpus.vocabulary == text.vocabulary
+    for split in ("train", "valid", "test"):
+        assert np.array_equal(getattr(corpus, split), getattr(text, split))
+    options: Any = {"vocabulary": text.vocabulary, "tokenizer": text.tokenizer}
+    scored = load_held_out(tmp_path / name, **options)
+    assert np.array_equal(
+        scored.parts["text"], load_held_out(tmp_path / "book.txt", **options).parts["text"]
+    )
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "txt.gz"])
+def test_a_folder_of_shards(datasets: Any, kind: str, tmp_path: Path) -> None:
+    """One text in the order of their names, or the parts that they name."""
+    (tmp_path / "book.txt").write_text("".join(f"{line}\n" for line in LINES))
+    text = load_corpus(tmp_path / "book.txt")
+    for number in range(6):
+        for folder in ("one", "train"):
+            place = tmp_path / folder / "data"
+            place.mkdir(parents=True, exist_ok=True)
+            name = f"train-0000{number}-of-00006" if folder == "train" else f"part-{number}"
+            write_rows(place / f"{name}.{kind}", LINES[10 * number : 10 * number + 10])
+    for folder in ("one", "train"):
+        corpus = load_corpus(tmp_path / folder)
+        assert corpus.name == folder
+        assert words(corpus, "train") == words(text, "train")
+    (tmp_path / "text").mkdir()
+    for split, other in (("train", "training"), ("valid", "dev"), ("test", "test")):
+        lines = LINES[: 60 if split == "train" else 5]
+        (tmp_path / "text" / f"{split}.txt").write_text("".join(f"{line}\n" for line in lines))
+        (tmp_path / "named").mkdir(exist_ok=True)
+        write_rows(tmp_path / "named" / f"{other}-0.{kind}", lines)
+    text, corpus = load_corpus(tmp_path / "text"), load_corpus(tmp_path / "named")
+    for split in ("train", "valid", "test"):
+        assert words(corpus, split) == words(text, split)
+
+
+def test_shards_that_are_no_text(datasets: Any, tmp_path: Path) -> None:
+    write_rows(tmp_path / "train.jsonl", LINES)
+    write_rows(tmp_path / "valid.jsonl", LINES[:5])
+    (tmp_path / "README.md").write_text("# About\n")
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "test.csv").write_text("a\n")
+    with pytest.raises(ValueError, match="missing test; there are train, validation"):
+        load_corpus(tmp_path)
+    write_rows(tmp_path / "test.csv", LINES)
+    message = f"^{tmp_path.name}: expected files of one format, got csv and json$"
+    with pytest.raises(ValueError, match=message):
+        load_corpus(tmp_path)
+    # Beside files of text they are not read.
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("a b c\n")
+    assert "a" in load_corpus(tmp_path).vocabulary
+    (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"text": oops')
+    with pytest.raises(ValueError, match=r"broken\.jsonl: the dataset cannot be loaded: "):
+        load_corpus(tmp_path / "broken.jsonl")
+    (tmp_path / "broken.txt.gz").write_bytes(b"\x1f\x8b oops")
+    with pytest.raises(ValueError, match=r"broken\.txt\.gz: the dataset cannot be loaded: "):
+        load_corpus(tmp_path / "broken.txt.gz")
+    with pytest.raises(ValueError, match=r"absent\.jsonl: no such file or folder"):
+        load_corpus(tmp_path / "absent.jsonl")
+
+
+def test_byte_pairs_of_shards_come_from_the_training_part(datasets: Any, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    write_rows(tmp_path / "x.jsonl", ["the cat sat on"] * 90 + ["zebra zebra zebra"] * 10)
+    corpus = load_corpus(tmp_path / "x.jsonl", tokenizer="bpe", max_vocabulary=270)
+    assert not any("eb" in word for word in corpus.vocabulary)
+
+
+def test_a_changed_file_is_noticed(datasets: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    write_rows(path, LINES)
+    assert "cat" in load_corpus(path).vocabulary
+    write_rows(path, [line.replace("cat", "cow") for line in LINES])
+    assert "cow" in load_corpus(path).vocabulary
 
 
 def test_byte_pairs(saved: Path) -> None:
@@ -137,7 +309,8 @@ def test_hub_name_and_configuration(datasets: Any, monkeypatch: pytest.MonkeyPat
     corpus = load_corpus("hf:Salesforce/wikitext:wikitext-2-raw-v1")
     assert corpus.name == "Salesforce/wikitext wikitext-2-raw-v1"
     assert words(corpus, "valid") == "the cat <eos> <unk> sat <eos>"
-    assert words(load_corpus("hf:some/name::body"), "valid") == "<unk> sat <eos> the cat <eos>"
+    other = load_corpus("hf:some/name", column="body")
+    assert words(other, "valid") == "<unk> sat <eos> the cat <eos>"
     assert words(load_corpus("hf:some/name"), "valid") == words(corpus, "valid")
     assert asked == [
         ("Salesforce/wikitext", "wikitext-2-raw-v1"),
@@ -152,22 +325,30 @@ def test_missing_splits(datasets: Any, tmp_path: Path) -> None:
     message = "missing validation, test; there are train, dev"
     with pytest.raises(ValueError, match=message):
         load_corpus(folder)
-    single = datasets.Dataset.from_dict({"text": ROWS["train"]})
-    single.save_to_disk(str(tmp_path / "single"))
-    with pytest.raises(ValueError, match="got one dataset without splits"):
-        load_corpus(tmp_path / "single")
+
+
+def test_one_split_is_cut_as_a_file_is(datasets: Any, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("".join(f"{line}\n" for line in LINES))
+    text = load_corpus(tmp_path / "book.txt")
+    save(datasets, tmp_path / "train", {"train": LINES})
+    datasets.Dataset.from_dict({"text": LINES}).save_to_disk(str(tmp_path / "single"))
+    for name in ("train", "single"):
+        corpus = load_corpus(tmp_path / name)
+        assert words(corpus, "test") == words(text, "test")
+        assert corpus.vocabulary == text.vocabulary
+    save(datasets, tmp_path / "short", {"train": ["a b c"]})
+    with pytest.raises(ValueError, match="short: 4 tokens are too few to split"):
+        load_corpus(tmp_path / "short")
 
 
 def test_errors(datasets: Any, saved: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nobody/nothing: the dataset cannot be loaded: "):
         load_corpus("hf:nobody/nothing")
-    for text in ("hf:", "hf::config", "hf:a:b:c:d"):
+    for text in ("hf:", "hf::config", "hf:a:b:c"):
         with pytest.raises(
-            ValueError, match=r"--data: expected hf:NAME\[:CONFIG\[:COLUMN\]\], got"
+            ValueError, match=r"--data: expected hf:NAME\[:CONFIG\], a dataset of t"
         ):
             load_corpus(text)
-    with pytest.raises(ValueError, match="a saved dataset has no configurations, got 'raw'"):
-        load_corpus(f"hf:{saved}:raw")
     empty = save(datasets, tmp_path / "empty", ROWS | {"test": [" ", ""]})
     with pytest.raises(ValueError, match="empty: the split test has no words"):
         load_corpus(empty)
@@ -176,8 +357,52 @@ def test_errors(datasets: Any, saved: Path, tmp_path: Path) -> None:
         load_corpus(saved)
 
 
+@pytest.mark.usefixtures("elsewhere")
+def test_commands_read_columns(
+    datasets: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The column is a setting of the run, and another text has a column of its own."""
+    for name, column in (("a.jsonl", "body"), ("b.jsonl", "story")):
+        rows = ({column: f"the cat sat {i % 7}", "title": "a b"} for i in range(200))
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    a, b = str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")
+    sizes = ["--embedding-size=8", "--hidden-size=8", "--batch-size=4", "--bptt=8", "--epochs=1"]
+    command = ["train", "--run", "run", "--head", "softmax", *sizes, "--data", a]
+    assert main(command) == 2
+    assert "--column: expected a column of text of a.jsonl, one of" in capsys.readouterr().err
+    assert main([*command, "--column", "body"]) == 0
+    assert load_config("run").column == "body"
+    assert main(["evaluate", "run"]) == 0
+    other = ["evaluate", "run", "--json", "--data", b]
+    assert main(other) == 2
+    capsys.readouterr()
+    assert main([*other, "--column", "story"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["text"]["tokens"] == 200 * 5 - 1
+    assert main(["evaluate", "run", "--column", "title"]) == 2
+    assert "--column: expected a text with columns, got no --data" in capsys.readouterr().err
+    assert main(["train", "--resume", "run", "--epochs", "2", "--data", b]) == 2
+    assert "one of story, title, got 'body'" in capsys.readouterr().err
+    resumed = ["train", "--resume", "run", "--epochs", "2", "--data", b, "--column", "story"]
+    assert main(resumed) == 0
+    assert load_config("run").column == "story"
+
+
 def test_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     message = r"--data hf:some/name: needs the package datasets: pip install 'hstree\[data\]'"
     with pytest.raises(ValueError, match=message):
         load_corpus("hf:some/name")
+    (tmp_path / "x.jsonl").write_text("{}")
+    with pytest.raises(ValueError, match=r"x\.jsonl: needs the package datasets: pip install "):
+        load_corpus(tmp_path / "x.jsonl")
+
+
+def test_missing_package_of_a_format(
+    datasets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    (tmp_path / "x.zst").write_text("{}")
+    message = r"x\.zst: needs the package zstandard: pip install 'hstree\[data\]'"
+    with pytest.raises(ValueError, match=message):
+        load_corpus(tmp_path / "x.zst")

@@ -19,6 +19,7 @@ from hstree.lm.data import (
     detokenize,
     learn_bpe,
     load_corpus,
+    load_held_out,
     tokenize,
 )
 
@@ -197,6 +198,79 @@ def test_tokenizer_file(tmp_path: Path) -> None:
     )
     small = load_corpus(path, tokenizer=str(file), max_vocabulary=4, min_count=2)
     assert len(small.vocabulary) == 4
+
+
+def english(folder: Path, *, byte_level: bool) -> Path:
+    """A tokenizer.json without unknown tokens, learned from letters alone."""
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    kinds = tokenizers.pre_tokenizers
+    tokenizer.pre_tokenizer = kinds.ByteLevel(False) if byte_level else kinds.Whitespace()
+    if byte_level:
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=60, show_progress=False)
+    # Of the two bytes of a Cyrillic letter the first is known, and the second of a few.
+    tokenizer.train_from_iterator(["the cat sat on the mat и", "a dog ran, fish swim."], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+@pytest.mark.parametrize("byte_level", [False, True])
+@pytest.mark.parametrize("kind", ["file", "folder", "held out"])
+def test_characters_without_a_token_are_noticed(
+    kind: str, byte_level: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are gone from the text, so they count in no figure; said at each load."""
+    lines = ["the cat sat\n", "ждёт кот и кот\n"] * 30
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("train", "valid", "test"):
+        (data / f"{name}.txt").write_text("".join(lines))
+    path = data / "test.txt" if kind == "file" else data
+    tokenizer = Subwords.load(english(tmp_path, byte_level=byte_level))
+    lost = "ждёткот" + "кот"
+    characters, n_bytes = len("".join(lines)), len("".join(lines).encode())
+
+    def load() -> Any:
+        if kind != "held out":
+            return load_corpus(path, tokenizer=tokenizer)
+        vocabulary = Vocabulary(["<unk>", "<eos>", "t", "a"], [1, 1, 1, 1])
+        return load_held_out(path, vocabulary=vocabulary, tokenizer=tokenizer)
+
+    for _ in range(2):
+        text = load()
+        share = 30 * len(lost) / characters
+        most = ", ".join(map(repr, "тко"))
+        said = (
+            f"hstree: {path.name}: the tokenizer has no token for {share:.2%} of the characters, "
+            f"which are left out, most of all {most}; perplexities are of the rest\n"
+        )
+        assert capsys.readouterr().err == said
+    if kind != "file":
+        assert text.lengths["test"] == (characters - 300, n_bytes - 600)
+
+
+def test_nothing_is_said_of_a_tokenizer_that_keeps_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names that are not the characters, and a token for unknown ones."""
+    tokenizers = pytest.importorskip("tokenizers")
+    path = tmp_path / "odd.txt"
+    path.write_text("".join([*TEXT, "\n".join(ODD)]) * 4, encoding="utf-8")
+    load_corpus(path, tokenizer="bpe", max_vocabulary=300)
+    words = tokenizers.pre_tokenizers.WhitespaceSplit()
+    load_corpus(path, tokenizer=Subwords(word_level(["<unk>", "cats", "the"], pre_tokenizer=words)))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_tokenizer_that_refuses_unknown_characters(tmp_path: Path) -> None:
+    (tmp_path / "cyrillic.txt").write_text("ждёт кот\n" * 50)
+    with pytest.raises(ValueError, match="has no words that the tokenizer knows"):
+        load_corpus(tmp_path / "cyrillic.txt", tokenizer=str(english(tmp_path, byte_level=False)))
+    tokenizer = Subwords(word_level(["the", "cat"], unknown="[UNK]"))
+    message = "--tokenizer: the tokenizer cannot split the text: .*UNK"
+    with pytest.raises(ValueError, match=message):
+        load_corpus(text_file(tmp_path), tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def test_finished_run(tmp_path: Path) -> None:
     assert (run.settings["clip"], run.settings["dropout"]) == (TrainConfig().clip, 0.4)
     assert run.settings["head_option"] == []
     assert run.final.text == (10_000, 929_589, "639.3")
+    assert run.final.valid_share == 1.0  # of a summary that was written without it
 
 
 def test_unfinished_run_has_what_is_there(tmp_path: Path) -> None:
@@ -76,6 +77,8 @@ def test_fine_tuned_runs_are_known_by_the_settings_of_their_origin(tmp_path: Pat
     assert all(a != b for i, a in enumerate(distinct) for b in distinct[:i])
     gone = write_run(tmp_path / "orphan", finetune=str(tmp_path / "gone"))
     assert "gone" in str(read_run(gone).origin)
+    gone = write_run(tmp_path / "damaged", finetune="x" * 300)
+    assert "xxx" in str(read_run(gone).origin)
     itself = write_run(tmp_path / "itself", finetune=str(tmp_path / "itself"))
     assert read_run(itself).origin is not None
 
@@ -86,6 +89,10 @@ def test_fine_tuned_runs_are_known_by_the_settings_of_their_origin(tmp_path: Pat
         ("config.json", "{", r"config\.json: expected settings as JSON: "),
         ("config.json", "[]", "expected settings as a JSON object, got list"),
         ("config.json", '{"head": "gss", "seed": "x"}', "config.json: seed: expected int, got 'x'"),
+        ("config.json", '{"head_option": ["x"]}', "config.json: --head-option: expected KEY=VALUE"),
+        ("config.json", r'{"finetune": "\u0000"}', r"config\.json: finetune: expected text witho"),
+        ("config.json", r'{"finetune": "\ud800"}', r"config\.json: finetune: expected text in U"),
+        ("config.json", '{"finetune": "a"}', r"config\.json: --finetune: averaged SGD needs"),
         ("metrics.jsonl", "oops", r"metrics\.jsonl, line 1: expected a JSON object, got 'oops'"),
         ("metrics.jsonl", '{"epoch": 1}', "line 1: expected 'step' to be int, got None"),
         ("metrics.jsonl", '{"epoch": true}', "expected 'epoch' to be int, got True"),

@@ -364,7 +364,7 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scripted(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
     rest = iter(losses)
-    monkeypatch.setattr("hstree.lm.training.session.evaluate", lambda *_: next(rest, 1.0))
+    monkeypatch.setattr("hstree.lm.training.session.evaluate", lambda *_, **__: next(rest, 1.0))
 
 
 def finetuned(run: Path, to: Path, **changes: Any) -> list[EpochRecord]:

@@ -16,7 +16,14 @@ from lm.training.toy import small_config, write_corpus
 
 from hstree.heads import Softmax, TreeEnsemble, head_names, registry
 from hstree.lm.data import load_corpus
-from hstree.lm.runs import ConfigError, EpochRecord, choose_device, load_run, read_epochs
+from hstree.lm.runs import (
+    ConfigError,
+    EpochRecord,
+    choose_device,
+    load_config,
+    load_run,
+    read_epochs,
+)
 from hstree.lm.runs.checkpoint import load_state
 from hstree.lm.training import (
     ConsoleReporter,
@@ -28,6 +35,7 @@ from hstree.lm.training import (
     evaluate,
     format_summary,
     measure_head_cost,
+    resume,
     train,
 )
 from hstree.trees import random_tree
@@ -432,7 +440,7 @@ def test_a_loss_far_beyond_a_guess_is_divergence(
 ) -> None:
     far = 3.1 * math.log(16)  # of the validation text and of as much of the training text
     losses = iter([2.0, far, far])
-    monkeypatch.setattr("hstree.lm.training.session.evaluate", lambda *_: next(losses))
+    monkeypatch.setattr("hstree.lm.training.session.evaluate", lambda *_, **__: next(losses))
     with pytest.raises(
         TrainingError, match=r"validation loss became 8.595 nats .* in epoch 2; .*epoch 1"
     ):
@@ -520,3 +528,33 @@ def test_a_validation_text_of_another_kind(tmp_path: Path) -> None:
     assert sum("validation text is unlike the training text" in line for line in said) == 1
     with pytest.raises(TrainingError, match=r"the validation loss became .*; try a lower"):
         train(replace(config, run=str(tmp_path / "diverged"), learning_rate=30.0, clip=0.0))
+
+
+def test_validation_of_a_part(data: Path, tmp_path: Path) -> None:
+    """It is recorded, and said where its perplexities are; the test text is scored as a whole."""
+    corpus = load_corpus(data)
+    recorder = Recorder()
+    whole = train(small_config(data, tmp_path / "whole"))
+    config = small_config(data, tmp_path / "part", validation_tokens=60)
+    result = train(config, recorder)
+    part = evaluate(result.model, corpus.valid, n_targets=60)
+    assert part == min(record.valid_loss for record in result.records)
+    assert part != evaluate(result.model, corpus.valid)
+    assert result.summary.test_perplexity == math.exp(evaluate(result.model, corpus.test))
+    assert [record.train_loss for record in result.records] == [
+        record.train_loss for record in whole.records
+    ]
+    share = 60 / (len(corpus.valid) - 1)
+    assert result.summary.valid_share == share
+    said = f"validation: 60 of {len(corpus.valid) - 1} tokens, spread evenly over the text"
+    assert said in "".join(recorder.messages)
+    line = f"valid: {share:.1%} of the validation text"
+    assert line in format_summary(result.summary)
+    assert line not in format_summary(whole.summary)
+    assert whole.summary.valid_share == 1.0
+    assert load_config(tmp_path / "part").validation_tokens == 60
+    resumed = resume(tmp_path / "part", epochs=3)
+    best = min(record.valid_loss for record in resumed.records)
+    assert best == evaluate(resumed.model, corpus.valid, n_targets=60)
+    everything = replace(config, run=str(tmp_path / "all"), validation_tokens=10**9)
+    assert train(everything).summary.valid_perplexity == whole.summary.valid_perplexity

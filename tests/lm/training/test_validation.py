@@ -36,6 +36,24 @@ def test_every_target_counts_once(length: int) -> None:
     assert loss == pytest.approx(total / count, rel=1e-5)
 
 
+@pytest.mark.parametrize("length", [3, 128])
+def test_a_part_is_the_beginning_of_every_stream(length: int) -> None:
+    """Its targets have the loss that they have in the whole, and lie in all of the text."""
+    torch.manual_seed(0)
+    model = LanguageModel(AWDLSTM(V, 5, 7), Softmax(7, V)).eval()
+    tokens = torch.randint(V, (53,)).numpy()
+    inputs, targets = Streams(tokens, 4).window(0, 13)
+    hidden, _ = model.hidden(inputs)
+    log_prob = model.head.log_prob(hidden.flatten(0, 1)).view(13, 4, V)
+    loss = -log_prob.gather(2, targets[..., None])[..., 0]
+    for n_targets, steps in ((1, 1), (4, 1), (5, 2), (19, 5), (20, 5), (49, 13), (52, 13)):
+        part = evaluate(model, tokens, 4, length=length, n_targets=n_targets)
+        assert part == pytest.approx(loss[:steps].mean().item(), rel=1e-5)
+    assert evaluate(model, tokens, 4, n_targets=10**9) == evaluate(model, tokens, 4)
+    with pytest.raises(ValueError, match="n_targets: expected a whole number of at least 1, got 0"):
+        evaluate(model, tokens, 4, n_targets=0)
+
+
 def test_an_error_leaves_the_mode() -> None:
     model = LanguageModel(AWDLSTM(V, 5, 7), Softmax(7, V)).train()
     tokens = np.array([0, 1, 2, V])

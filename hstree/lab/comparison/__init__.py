@@ -1,1 +1,0 @@
-"""Comparison of runs: settings that differ, and means over seeds."""

@@ -1,1 +1,0 @@
-"""Correlation of two quantities of models, such as the rank of log P and the perplexity."""

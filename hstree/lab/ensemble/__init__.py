@@ -1,1 +1,0 @@
-"""Trees of an ensemble: clusters of words, agreement, and the loss by level and frequency."""

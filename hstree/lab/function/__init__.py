@@ -1,1 +1,0 @@
-"""The increasing function that a head applies to its logits, and their distribution."""

@@ -1,1 +1,0 @@
-"""Conditioning of layers: singular values of their Jacobians dy/dx."""

@@ -1,1 +1,0 @@
-"""The most probable next words of models in a context."""

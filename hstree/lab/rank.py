@@ -1,0 +1,316 @@
+r"""The rank of a language model's log-probabilities, log P [contexts, words].
+
+A softmax over d features has
+
+    log P = H W^T + 1 b^T - z 1^T,    H [N, d], W [V, d], z [N] the log-normalizers,
+
+of rank at most d + 1, or d + 2 with a bias b: 402 in published models with 400 features. Mixtures
+and functions of the logits have no such bound (Yang et al., ICLR 2018). The Press rank of a matrix
+[m, n] counts the singular values above 1/2 sqrt(m + n + 1) s_max eps, more than rounding errors
+should cause (Press et al., Numerical Recipes, 2.6). Its effective rank is the least k whose k
+largest singular values have all but a share epsilon of the sum of squares (Parthiban et al., AAAI
+2021).
+
+Singular values of a float32 matrix are roots of the eigenvalues of its Gram matrix, which is summed
+block by block in float64, where products of float32 are exact. A float64 matrix, of a model that
+computes in float64, is decomposed as a whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hstree._numerics import dtype_name
+from hstree.heads import Head, MixtureOfContexts, Softmax
+from hstree.heads.functions import Identity
+from hstree.lm._arguments import Argument, count
+from hstree.lm._arguments import number as limited
+from hstree.lm._memory import available_memory, gibibytes
+from hstree.lm._pictures import legend, line_style, panels, plain
+from hstree.lm.models import LanguageModel, read_stream
+from hstree.lm.runs import load_run, run_names
+
+from .report import SPLIT, Measurement, Report, record_table
+
+DTYPES = (torch.float32, torch.float64)
+EPSILONS = (1e-3, 1e-4, 1e-5)
+_WINDOW_BYTES = 1 << 25  # of log-probabilities that a model computes at once
+_PART_BYTES = 1 << 28  # of float64 rows that are multiplied at once
+
+
+@dataclass(frozen=True, eq=False)
+class RankResult:
+    """Singular values of a matrix, and ranks computed from them.
+
+    Attributes:
+        shape, dtype: of the matrix [m, n].
+        singular_values: float64 [min(m, n)], largest first.
+        press_threshold: see :func:`press_threshold`.
+        press_error: bound on the error of singular values at the threshold and above.
+        press_rank: number of singular values above the threshold.
+        effective_ranks: :func:`effective_rank` for each epsilon.
+    """
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    singular_values: npt.NDArray[np.float64]
+    press_threshold: float
+    press_error: float
+    press_rank: int
+    effective_ranks: dict[float, int]
+
+
+def press_threshold(shape: tuple[int, int], s_max: float, dtype: torch.dtype) -> float:
+    """1/2 sqrt(m + n + 1) s_max eps: singular values up to it may be rounding errors of a matrix of
+    this dtype."""
+    return 0.5 * math.sqrt(sum(shape) + 1) * s_max * torch.finfo(dtype).eps
+
+
+def effective_rank(singular_values: npt.ArrayLike, epsilon: float) -> int:
+    """The least k with sum_{i <= k} s_i^2 >= (1 - epsilon) sum_i s_i^2; 0 for a matrix of zeros.
+    Raises ValueError unless epsilon is between 0 and 1."""
+    if not 0 < epsilon < 1:
+        raise ValueError(f"epsilon: expected a number between 0 and 1, got {epsilon}")
+    values = np.sort(np.asarray(singular_values, np.float64))[::-1]
+    if not values.any():
+        return 0
+    energy = np.cumsum(np.square(values / values[0]))
+    return int(np.searchsorted(energy, (1 - epsilon) * energy[-1])) + 1
+
+
+def softmax_rank_bound(head: Head) -> int | None:
+    """The bound d + 1, or d + 2 with a bias, of a head that is a softmax over d features; None for
+    other heads."""
+    if isinstance(head, (Softmax, MixtureOfContexts)) and isinstance(head.function, Identity):
+        return head.weight.shape[1] + 1 + (head.bias is not None)
+    return None
+
+
+def log_prob_rank(
+    model: LanguageModel,
+    tokens: npt.NDArray[Any],
+    rows: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    epsilons: Sequence[float] = EPSILONS,
+) -> RankResult:
+    """The ranks of a model's log P over the first ``rows`` contexts of a text (None: all), read as
+    one stream: row i is of the word after the first i + 1 tokens, in nats.
+
+    Args:
+        model: language model, used in evaluation mode on its device. In float64 a copy of it
+            computes, since log-probabilities rounded to float32 have full rank.
+        tokens: class ids, [n], of any integer type; may be a memory map.
+        rows: number of contexts.
+        dtype: float32 or float64, of log P.
+        epsilons: of the effective ranks.
+
+    Raises:
+        ValueError: an argument is out of range, memory does not suffice, or a log-probability is
+            not finite.
+
+    Example:
+        >>> import torch
+        >>> from hstree.heads import Softmax
+        >>> from hstree.lab import log_prob_rank, softmax_rank_bound
+        >>> from hstree.lm.models import AWDLSTM, LanguageModel
+        >>> backbone = AWDLSTM(n_classes=100, embedding_size=8, hidden_size=8)
+        >>> model = LanguageModel(backbone, Softmax(8, 100))
+        >>> text = torch.randint(100, (500,)).numpy()
+        >>> result = log_prob_rank(model, text, dtype=torch.float64)
+        >>> result.press_rank <= softmax_rank_bound(model.head)
+        True
+    """
+    if tokens.ndim != 1 or not len(tokens) or not np.issubdtype(tokens.dtype, np.integer):
+        expected = "expected at least one integer in one dimension"
+        raise ValueError(f"tokens: {expected}, got {tokens.dtype} of shape {tokens.shape}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
+    if rows is not None and not 1 <= rows <= len(tokens):
+        raise ValueError(f"rows: expected 1 to {len(tokens):,} (the tokens), got {rows:,}")
+    shape = (len(tokens) if rows is None else rows, model.head.n_classes)
+    least, size = min(shape), dtype.itemsize
+    elements = math.prod(shape) if dtype == torch.float64 else least * shape[1]
+    needed = 3 * elements * size + 4 * 8 * least**2  # the rows, and LAPACK's copies
+    available = available_memory(model.backbone.embedding.weight.device)
+    if available is not None and needed > available:
+        matrix = f"{shape[0]:,} x {shape[1]:,} numbers of {dtype_name(dtype)}"
+        raise ValueError(
+            f"rows: expected {gibibytes(needed)} of memory for the ranks of {matrix}, but "
+            f"{gibibytes(available)} are available; fewer rows may need less"
+        )
+    return matrix_rank(log_prob_blocks(model, tokens[: shape[0]], dtype), epsilons)
+
+
+@torch.no_grad()
+def log_prob_blocks(
+    model: LanguageModel, tokens: npt.NDArray[Any], dtype: torch.dtype = torch.float32
+) -> Iterator[Tensor]:
+    """log P after each token of a text, read as one stream: blocks [b, V] of this dtype."""
+    same = model.backbone.embedding.weight.dtype == dtype
+    reader = model if same else copy.deepcopy(model).to(dtype)
+    length = max(1, min(128, _WINDOW_BYTES // (model.head.n_classes * dtype.itemsize)))
+    for hidden in read_stream(reader, tokens, length=length):
+        yield reader.head.log_prob(hidden).to(dtype)
+
+
+def matrix_rank(blocks: Iterable[Tensor], epsilons: Sequence[float] = EPSILONS) -> RankResult:
+    """The ranks of a matrix [m, n] given as blocks [b, n] of its rows, all float32 or all float64.
+
+    The Gram matrix G of a float32 matrix, in B blocks of b rows, is accurate to
+    gamma_{b + B} |A|_F^2, gamma_k = k u / (1 - k u), u = 2^-53, and LAPACK's eigenvalues to
+    n u s_max^2. With the sum delta of both, a singular value s is accurate to
+    min(sqrt(delta), delta / s). Of a matrix with fewer rows than columns, and of one in float64,
+    LAPACK decomposes all rows in float64.
+
+    Raises:
+        ValueError: an epsilon is not between 0 and 1, or a number in the matrix is not finite.
+    """
+    for epsilon in epsilons:
+        if not 0 < epsilon < 1:
+            raise ValueError(f"epsilons: expected numbers between 0 and 1, got {epsilon}")
+    gram, kept, rows, parts = None, list[Tensor](), 0, 0
+    for block in blocks:
+        if not block.isfinite().all():
+            raise ValueError("matrix: expected finite numbers, got nan or infinity")
+        rows, width, dtype = rows + len(block), block.shape[1], block.dtype
+        kept.append(block)
+        if dtype == torch.float32 and sum(map(len, kept)) >= width:
+            if gram is None:
+                gram = torch.zeros(width, width, dtype=torch.float64, device=block.device)
+            parts, kept = parts + _add(gram, kept), []
+    if gram is None:
+        values = torch.linalg.svdvals(torch.cat(kept).double())
+    else:
+        parts += _add(gram, kept) if kept else 0
+        squares, unit = torch.linalg.eigvalsh(gram).flip(0), 2.0**-53
+        products = (min(rows, _part(width)) + parts) * unit
+        delta = products / (1 - products) * float(gram.trace()) + width * unit * float(squares[0])
+        values = squares.clamp_(min=0).sqrt_()
+    found, shape = values.cpu().numpy(), (rows, width)
+    threshold, exact = (press_threshold(shape, float(found[0]), d) for d in (dtype, torch.float64))
+    error = exact if gram is None or not threshold else min(math.sqrt(delta), delta / threshold)
+    press = int((found > threshold).sum())
+    effective = {epsilon: effective_rank(found, epsilon) for epsilon in epsilons}
+    return RankResult(shape, dtype, found, threshold, error, press, effective)
+
+
+def _part(width: int) -> int:
+    """Rows of float64 that are multiplied at once."""
+    return max(1, _PART_BYTES // (8 * width))
+
+
+def _add(gram: Tensor, blocks: Sequence[Tensor]) -> int:
+    """Add the products of the rows to a Gram matrix; returns the number of additions."""
+    parts = torch.split(torch.cat([*blocks]), _part(len(gram)))
+    for part in parts:
+        wide = part.double()
+        gram.addmm_(wide.T, wide)
+    return len(parts)
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    dtype = getattr(torch, arguments.dtype)
+    epsilons = tuple(dict.fromkeys(arguments.epsilon or EPSILONS))
+    results: dict[str, RankResult] = {}
+    notes = []
+    paths = arguments.directories
+    for name, path in zip(run_names(paths), paths, strict=True):
+        run, split = load_run(path, arguments.device), f"{arguments.split} part"
+        corpus, head = (
+            run.corpus(arguments.settings.data, arguments.settings.column),
+            run.model.head,
+        )
+        tokens = getattr(corpus, arguments.split)
+        try:
+            found = log_prob_rank(run.model, tokens, arguments.rows, dtype, epsilons)
+        except ValueError as error:
+            raise ValueError(f"{path}, {split}: {error}") from None
+        results[name] = found
+        note = (
+            f"{name}: head {head.name}, {found.shape[0]:,} contexts of the {split} of {corpus.name}"
+        )
+        if (bound := softmax_rank_bound(head)) is not None:
+            note += f"; such a softmax has rank at most {bound}"
+        notes.append(note)
+        if found.press_threshold and found.press_error > 1e-6 * found.press_threshold:
+            apart = abs(found.singular_values - found.press_threshold)
+            notes.append(
+                f"{name}: the error bound at the Press threshold is "
+                f"{found.press_error / found.press_threshold:.2%} of the threshold; "
+                f"{(apart <= found.press_error).sum():,} singular values are closer to it than "
+                "that, so they may or may not count"
+            )
+    records = [
+        {"matrix": name, "dtype": dtype_name(r.dtype), "rows": r.shape[0], "columns": r.shape[1]}
+        | {"largest_singular_value": float(r.singular_values[0])}
+        | {key: getattr(r, key) for key in ("press_threshold", "press_rank")}
+        | {f"effective_rank_{e:g}": rank for e, rank in r.effective_ranks.items()}
+        for name, r in results.items()
+    ]
+    ranks = record_table("Press rank and effective ranks", records, {"press_threshold": ".3g"})
+    data = [r | vars(of) for r, of in zip(records, results.values(), strict=True)]
+    pictures = {"spectrum": rank_picture(results)}
+    title = "Ranks of log-probability matrices"
+    return Report(title, [ranks], notes, {"matrices": data}, records, pictures)
+
+
+def rank_picture(results: Mapping[str, RankResult]) -> Any:
+    """The singular values against their index, as shares of the largest, with the Press thresholds;
+    and the share of the sum of squares that the k largest leave out, with a dot at each effective
+    rank."""
+    figure, (spectrum, energy) = panels(10.5, 4.6 + 0.2 * len(results), 1, 2)
+    least = min((e for r in results.values() for e in r.effective_ranks), default=1.0)
+    for place, (name, r) in enumerate(results.items()):
+        style, index = line_style(place), np.arange(1, len(r.singular_values) + 1)
+        share = r.singular_values / (r.singular_values[0] or 1)
+        label = f"{plain(name)}: Press rank {r.press_rank:,}"
+        spectrum.plot(index, np.where(share > 0, share, np.nan), **style, lw=1.4, label=label)
+        threshold = r.press_threshold / (r.singular_values[0] or 1)
+        spectrum.axhline(threshold, color=style["color"], lw=0.8, ls=":")
+        squares = np.square(share)
+        left = np.append(np.cumsum(squares[::-1])[::-1][1:], 0.0) / (squares.sum() or 1)
+        energy.plot(index, np.where(left > 0, left, np.nan), **style, lw=1.4)
+        dots = [rank for rank in r.effective_ranks.values() if rank]
+        energy.plot(dots, left[np.array(dots, int) - 1], "o", color=style["color"], ms=4)
+    spectrum.set(ylabel="singular value / largest; dotted: Press threshold", ylim=(1e-9, 2))
+    energy.set(ylabel="share of the sum of squares left out; dots: effective ranks")
+    energy.set_ylim(least / 30, 1)
+    for axes in (spectrum, energy):
+        axes.set(xscale="log", yscale="log", xlabel="index of the singular value")
+    legend(figure)
+    return figure
+
+
+COMMAND = Measurement(
+    "rank",
+    "rank of the log-probability matrix",
+    measure,
+    (
+        SPLIT,
+        Argument("--rows", "only the first N contexts (default: all)", type=count),
+        Argument(
+            "--dtype",
+            "dtype of the matrix and the Press threshold; with float64, models compute in it too",
+            "float32",
+            choices=("float32", "float64"),
+        ),
+        Argument(
+            "--epsilon",
+            "epsilon of an effective rank; may be repeated (default: 1e-3, 1e-4 and 1e-5)",
+            type=limited("a number between 0 and 1", lambda value: 0 < value < 1),
+            action="append",
+        ),
+    ),
+    runs="+",
+    settings=("data", "column", "device", "threads"),
+)

@@ -1,1 +1,0 @@
-"""Robustness of the Press rank of a matrix against rounding and noise."""

@@ -1,1 +1,0 @@
-"""Significance of differences between models, by t-tests over their seeds."""

@@ -1,1 +1,0 @@
-"""The synthetic bottleneck experiment: what a head of D features can express."""

@@ -1,1 +1,0 @@
-"""Word similarity: correlation of learned word vectors with human judgments."""
