@@ -36,7 +36,11 @@ pytestmark = pytest.mark.usefixtures("computed")
 
 def with_trees(model: PreTrainedModel, **options: Any) -> PreTrainedModel:
     torch.manual_seed(1)
-    return replace_lm_head(model, "trees", n_trees=2, root=8, leaf=4, **options)
+    replace_lm_head(model, "trees", n_trees=2, root=8, leaf=4, **options)
+    with torch.no_grad():
+        for parameter in model.lm_head.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
 
 
 def examples(n: int = 8, ignored: bool = True) -> list[dict[str, Tensor]]:
@@ -69,20 +73,28 @@ WAYS: dict[str, dict[str, Any]] = {
     "plainly": {},
     "label smoothing": {"label_smoothing_factor": 0.1},
     "one batch": {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8},
-    "mean of tokens": {"average_tokens_across_devices": False},
     "bf16": {"bf16": True},
-    "checkpoints": {"gradient_checkpointing": True},
+    "checkpoints": {"activation_checkpointing": True},
     "reentrant": {
-        "gradient_checkpointing": True,
-        "gradient_checkpointing_kwargs": {"use_reentrant": True},
+        "activation_checkpointing": True,
+        "activation_checkpointing_kwargs": {"use_reentrant": True},
     },
     "compiled": {"torch_compile": True, "torch_compile_backend": "eager"},
 }
 
 
 @pytest.mark.filterwarnings("ignore:.*requires_grad=True. Gradients will be None")  # reentrant
-@pytest.mark.parametrize("how", WAYS)
-@pytest.mark.parametrize("make", [gpt2, llama])
+@pytest.mark.parametrize(
+    ("make", "how"),
+    [
+        (gpt2, "plainly"),
+        (gpt2, "bf16"),
+        *(
+            pytest.param(llama, how, marks=[pytest.mark.slow] if how == "compiled" else [])
+            for how in WAYS
+        ),
+    ],
+)
 def test_the_weights_of_the_plain_model(
     make: Callable[..., PreTrainedModel], how: str, tmp_path: Path, computed: list[int]
 ) -> None:
@@ -97,7 +109,7 @@ def test_the_weights_of_the_plain_model(
     assert_same_weights(model, reference, **low)
     before = start.state_dict()
     steps = [(p - before[name]).abs().max() for name, p in reference.state_dict().items()]
-    assert max(steps) > 0.1
+    assert max(steps) > 0.05
     assert history(made[0]) == pytest.approx(history(made[1]), rel=2e-3 if how == "bf16" else 1e-5)
     assert history(made[0])[-1] < history(made[0])[0]
     for each in made:
@@ -120,15 +132,16 @@ def test_gradient_accumulation_equals_one_batch(change: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_smaller_class_learns_the_next_token(smoothing: float, tmp_path: Path) -> None:
+def test_it_learns_the_next_token(smoothing: float, tmp_path: Path) -> None:
     """Trainer shifts smoothed labels by the name of the class."""
     model = replace_lm_head(llama())
     ids = torch.arange(3, 33).repeat(16, 1)
     ids = ids.roll(3, 0)[:, :10] + torch.arange(16)[:, None]
     rows = [{"input_ids": row, "labels": row} for row in ids]
     options = {"label_smoothing_factor": smoothing, "num_train_epochs": 60, "rows": rows}
+    parts = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
     more = {"optim": "adamw_torch", "learning_rate": 0.02, "max_grad_norm": 1.0}
-    trainer(model, tmp_path, **options, **more).train()
+    trainer(model, tmp_path, **options, **parts, **more).train()
     best = model.eval()(ids).logits.argmax(-1)
     assert (best[:, 2:-1] == ids[:, 3:]).float().mean() > 0.9
 
@@ -167,7 +180,8 @@ def test_a_sampled_loss(tmp_path: Path) -> None:
     reference = copy.deepcopy(model)
     replace_lm_head(model, "sampled", **options)
     for each in (model, reference):
-        each.made = trainer(each, tmp_path, num_train_epochs=40)
+        sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+        each.made = trainer(each, tmp_path, num_train_epochs=30, **sizes)
         each.made.train()
         each.loss = each.made.evaluate()["eval_loss"]
     plain, own = history(reference.made), history(model.made)
@@ -199,7 +213,7 @@ def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, clip: Any, steps
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_trees_train_as_in_a_loop(sparse: bool, tmp_path: Path, computed: list[int]) -> None:
-    model = with_trees(gpt2(), sparse=sparse)
+    model = with_trees(llama(), sparse=sparse)
     twin = copy.deepcopy(model)
     options = {"lr": 1e-2, "weight_decay": 0.0}
     kind, clip = (
@@ -225,9 +239,9 @@ def test_trees_train_as_in_a_loop(sparse: bool, tmp_path: Path, computed: list[i
 
 def test_trees_with_smoothed_labels_and_metrics(tmp_path: Path) -> None:
     """What Trainer computes from logits, it computes from log-probabilities."""
-    model, rows = with_trees(gpt2()), examples()
+    model, rows = with_trees(llama()), examples()
     ids, labels = (torch.stack([row[name] for row in rows]) for name in rows[0])
-    hidden = model.transformer(ids).last_hidden_state[:, :-1].double()
+    hidden = model.model(ids).last_hidden_state[:, :-1].double()
     log_prob = copy.deepcopy(model.lm_head.head).double().log_prob(hidden).flatten(0, 1)
     target = labels[:, 1:].flatten()
     expected = F.cross_entropy(log_prob, target, label_smoothing=0.1)
