@@ -57,7 +57,9 @@ def trainer(model: nn.Module, folder: Path, **options: Any) -> Trainer:
         "logging_steps": 1, "save_strategy": "no", "report_to": [], "use_cpu": True,
         "disable_tqdm": True,
     }  # fmt: skip
-    own = {k: options.pop(k) for k in ("compute_metrics", "optimizer_cls_and_kwargs") if k in options}
+    own = {
+        k: options.pop(k) for k in ("compute_metrics", "optimizer_cls_and_kwargs") if k in options
+    }
     rows = options.pop("rows", examples())
     arguments = TrainingArguments(str(folder), **(defaults | options))
     return Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, **own)
@@ -194,7 +196,9 @@ def test_a_sampled_loss(tmp_path: Path) -> None:
 # Heads with parameters of their own
 
 
-def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, clip: Any, steps: int) -> list[float]:
+def by_hand(
+    model: nn.Module, optimizer: torch.optim.Optimizer, clip: Any, steps: int
+) -> list[float]:
     """The loop that Trainer is asked for, over all examples at once."""
     rows = examples()
     batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
@@ -282,7 +286,9 @@ def test_the_best_model_is_loaded_at_the_end(change: Any, make: Any, tmp_path: P
     options = SAVING | {"save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
     best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "optim": "sgd"}
     # A step that is far too long, after which the loss is high.
-    made = trainer(model, tmp_path, **(options | best | {"num_train_epochs": 2, "rows": examples()}))
+    made = trainer(
+        model, tmp_path, **(options | best | {"num_train_epochs": 2, "rows": examples()})
+    )
     made.create_optimizer()
 
     def lengthen(optimizer: torch.optim.Optimizer, *_: Any) -> None:

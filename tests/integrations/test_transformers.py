@@ -114,7 +114,9 @@ def test_arguments_of_the_loss(options: dict[str, Any], computed: list[int]) -> 
     replace_lm_head(model)
     computed.clear()
     labels = ids[:, -2:] if "logits_to_keep" in options else ids
-    own, expected = (gradients(m, input_ids=ids, labels=labels, **options) for m in (model, reference))
+    own, expected = (
+        gradients(m, input_ids=ids, labels=labels, **options) for m in (model, reference)
+    )
     torch.testing.assert_close(own, expected, atol=1e-5, rtol=1e-4)
     assert not computed
 
@@ -508,7 +510,9 @@ def test_a_model_that_cannot_take_a_head_is_given_back(
 def test_the_check_finds_another_loss() -> None:
     model = Odd(llama().config)
     reference = copy.deepcopy(model)
-    with pytest.raises(ValueError, match="expected the loss of Odd to stay .* got .* for .*given b"):
+    with pytest.raises(
+        ValueError, match="expected the loss of Odd to stay .* got .* for .*given b"
+    ):
         replace_lm_head(model)
     assert_untouched(model, reference)
 
@@ -546,7 +550,9 @@ def test_models_it_cannot_change() -> None:
         replace_lm_head(gpt2().transformer)
     for change in (replace_lm_head, with_trees):
         for head in (None, "trees"):
-            with pytest.raises(ValueError, match="model: expected a model with its own output layer"):
+            with pytest.raises(
+                ValueError, match="model: expected a model with its own output layer"
+            ):
                 replace_lm_head(change(gpt2()), head)
 
 
@@ -554,7 +560,9 @@ def test_a_layer_with_a_forward_method_of_its_own() -> None:
     """Dory has a factor of each token in it."""
     dory = small("DoryForCausalLM")
     layer, before = dory.lm_head, copy.deepcopy(dory.state_dict())
-    with pytest.raises(TypeError, match="layer: expected a torch.nn.Linear, or a subclass that inh"):
+    with pytest.raises(
+        TypeError, match="layer: expected a torch.nn.Linear, or a subclass that inh"
+    ):
         replace_lm_head(dory)
     assert dory.lm_head is layer
     assert all(tensor.equal(before[name]) for name, tensor in dory.state_dict().items())
