@@ -295,7 +295,10 @@ def test_a_weight_that_changed(change: Any, make: Any) -> None:
     model, prompt = copy.deepcopy(reference), draw_ids(1, 6)
     accelerate_lm_head(model, draw_ids(8, 24), **ROUGH)
     change(model)
-    reference.load_state_dict(model.state_dict())
+    if change is step:  # of the same gradient but for its last bits
+        reference.load_state_dict(model.state_dict())
+    else:
+        change(reference)
     message = r"layer: expected the weight that was screened, got one that has changed .* again"
     for _ in range(2):
         with pytest.raises(RuntimeError, match=message):
