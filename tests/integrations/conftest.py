@@ -1,0 +1,25 @@
+"""Small models, which are plain by design, are deferred here, too."""
+
+from __future__ import annotations
+
+import pytest
+
+import hstree.deferred
+from hstree.deferred import Source
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Calls of any size are deferred; the result has an entry, their rows, for logits that were
+    computed."""
+    found: list[int] = []
+    compute = Source.compute
+
+    def count(self: Source) -> object:
+        if self.value is None:
+            found.append(self.hidden.shape[:-1].numel())
+        return compute(self)
+
+    monkeypatch.setattr(Source, "compute", count)
+    monkeypatch.setattr(hstree.deferred, "LEAST", 0)
+    return found
