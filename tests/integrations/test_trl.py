@@ -146,7 +146,9 @@ def run(how: str, model: Any, folder: Path) -> tuple[PreTrainedModel, list[dict[
     trainer = make(model, folder, **options)
     trainer.train()
     names = {"loss", "grad_norm", "entropy", "kl", "mean_token_accuracy", "logps/chosen", "reward"}
-    history = [{k: e[k] for k in names & e.keys()} for e in trainer.state.log_history if "loss" in e]
+    history = [
+        {k: e[k] for k in names & e.keys()} for e in trainer.state.log_history if "loss" in e
+    ]
     return trainer.model, history
 
 
@@ -193,7 +195,8 @@ def test_an_adapter(adapter: dict[str, Any], tmp_path: Path) -> None:
 def test_an_accelerated_model(tmp_path: Path) -> None:
     """It is not screened in training mode, in which TRL generates and its weight changes."""
     reference = loaded(tmp_path / "model")
-    model = accelerate_lm_head(copy.deepcopy(reference), rank=4, bits=4, exact=4)
+    contexts = torch.randint(3, V, (8, 24))
+    model = accelerate_lm_head(copy.deepcopy(reference), contexts, rank=4, bits=4, exact=4)
     for each, folder in ((model, "own"), (reference, "plain")):
         run("GRPO", each, tmp_path / folder)
     assert_same_weights(model, reference, atol=1e-6, rtol=1e-4)
