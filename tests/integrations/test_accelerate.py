@@ -85,6 +85,20 @@ def test_text_of_a_screen_that_finds_every_word(name: str, how: str) -> None:
         torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-5)
 
 
+def test_an_encoder_and_a_decoder() -> None:
+    """It is screened for what its decoder gives, or without contexts."""
+    reference, ids = small("T5ForConditionalGeneration"), draw_ids(3, 6)
+    model = copy.deepcopy(reference)
+    with pytest.raises(ValueError, match="contexts: expected the hidden vectors of the decoder"):
+        accelerate_lm_head(model, ids)
+    hidden = reference(ids, decoder_input_ids=ids, output_hidden_states=True).decoder_hidden_states
+    for contexts in (None, hidden[-1] * reference.model_dim**-0.5):
+        accelerate_lm_head(model, contexts, exact=V)
+        for how in ("repetition 1.5", "encoder repetition", "beams", "draws"):
+            own, expected = (words(each, ids, **PENALTIES[how]) for each in (model, reference))
+            assert own.sequences.equal(expected.sequences)
+
+
 def test_penalties_change_the_text() -> None:
     """What the test above would not see otherwise."""
     model, prompt = llama(), draw_ids(3, 6)

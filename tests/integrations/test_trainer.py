@@ -57,9 +57,8 @@ def trainer(model: nn.Module, folder: Path, **options: Any) -> Trainer:
         "logging_steps": 1, "save_strategy": "no", "report_to": [], "use_cpu": True,
         "disable_tqdm": True,
     }  # fmt: skip
-    own = {
-        k: options.pop(k) for k in ("compute_metrics", "optimizer_cls_and_kwargs") if k in options
-    }
+    names = {"compute_metrics", "preprocess_logits_for_metrics", "optimizer_cls_and_kwargs"}
+    own = {name: options.pop(name) for name in names & options.keys()}
     rows = options.pop("rows", examples())
     arguments = TrainingArguments(str(folder), **(defaults | options))
     return Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, **own)
@@ -148,7 +147,9 @@ def test_it_learns_the_next_token(smoothing: float, tmp_path: Path) -> None:
     assert (best[:, 2:-1] == ids[:, 3:]).float().mean() > 0.9
 
 
-def test_metrics_read_the_models_logits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("best", [False, True])
+def test_metrics_of_the_models_logits(best: bool, tmp_path: Path, computed: list[int]) -> None:
+    """The best classes alone are found without computing the logits of all rows."""
     reference = gpt2()
     model = replace_lm_head(copy.deepcopy(reference))
     seen: list[Any] = []
@@ -157,7 +158,12 @@ def test_metrics_read_the_models_logits(tmp_path: Path) -> None:
         seen.append(prediction.predictions)
         return {}
 
-    losses = [trainer(m, tmp_path, compute_metrics=measure).evaluate() for m in (model, reference)]
+    options: dict[str, Any] = {"compute_metrics": measure}
+    if best:
+        options["preprocess_logits_for_metrics"] = lambda logits, _: logits.argmax(-1)
+    computed.clear()
+    losses = [trainer(each, tmp_path, **options).evaluate() for each in (model, reference)]
+    assert bool(computed) == (not best)
     assert losses[0]["eval_loss"] == pytest.approx(losses[1]["eval_loss"], rel=1e-6)
     assert (seen[0] == seen[1]).all()
 

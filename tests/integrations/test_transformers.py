@@ -131,7 +131,10 @@ GENERATION: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM", "Gemma2ForCausalLM"])
+@pytest.mark.parametrize(
+    "name",
+    ["GPT2LMHeadModel", "LlamaForCausalLM", "Gemma2ForCausalLM", "T5ForConditionalGeneration"],
+)
 def test_generated_text(name: str) -> None:
     model = small(name)
     reference = copy.deepcopy(model)
@@ -139,13 +142,15 @@ def test_generated_text(name: str) -> None:
     ids = draw_ids(2, 5)
     mask = torch.ones_like(ids)
     mask[0, :2] = 0  # padded on the left
-    for options in GENERATION.values():
-        found = []
+    for how, options in GENERATION.items():
+        found: list[Any] = []
+        if how == "guidance" and model.config.is_encoder_decoder:
+            continue
         for each in (model, reference):
             torch.manual_seed(5)
             more = {"do_sample": False, "max_new_tokens": 8, "return_dict_in_generate": True}
             found.append(each.generate(ids, attention_mask=mask, **(more | options)))
-        assert found[0].sequences.equal(found[1].sequences), options
+        assert found[0].sequences.equal(found[1].sequences), how
         for own, expected in zip(found[0].scores or (), found[1].scores or (), strict=True):
             assert own.equal(expected)
 
