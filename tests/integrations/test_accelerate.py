@@ -65,13 +65,13 @@ PENALTIES: dict[str, dict[str, Any]] = {
 
 def words(model: PreTrainedModel, prompt: Tensor, **options: Any) -> Any:
     torch.manual_seed(5)
-    defaults = {"max_new_tokens": 20, "do_sample": False, "top_k": 0}
+    defaults = {"max_new_tokens": 14, "do_sample": False, "top_k": 0}
     more = {"return_dict_in_generate": True, "output_logits": True}
     return model.generate(prompt, **(defaults | more | options))
 
 
 @pytest.mark.parametrize("how", PENALTIES)
-@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM", *SCALED])
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "Gemma2ForCausalLM", "GraniteForCausalLM"])
 def test_text_of_a_screen_that_finds_every_word(name: str, how: str) -> None:
     """Penalties depend on the scale of the logits, and on a constant that is added to them."""
     reference, model = both(name)
@@ -111,7 +111,7 @@ def test_text_of_a_screen_that_finds_the_best_words(how: str) -> None:
     """Wherever the words that the model takes are scored exactly, it takes the same."""
     reference, model = both(rank=12, bits=8, exact=8)
     options, found = PENALTIES[how], 0
-    for prompt in draw_ids(6, 6).split(1):
+    for prompt in draw_ids(5, 6).split(1):
         own, expected = words(model, prompt, **options), words(reference, prompt, **options)
         text = expected.sequences[0, 6:]
         n = next(
@@ -128,7 +128,7 @@ def test_text_of_a_screen_that_finds_the_best_words(how: str) -> None:
             other = own.sequences[0, 6 + n]
             apart = abs(own.logits[n][0, other] - expected.logits[n][0, other])
             assert not exact[n] or apart > 1e-4
-    assert found > 40
+    assert found > 25
 
 
 def test_a_screen_scores_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
