@@ -165,7 +165,9 @@ def test_draws_have_the_models_distribution(top_p: float) -> None:
     options = {"do_sample": True, "top_k": 0, "temperature": 1.5, "top_p": top_p}
     texts = model.generate(prompt.repeat(n, 1), max_new_tokens=2, **options)
     processors = [TemperatureLogitsWarper(1.5), TopPLogitsWarper(top_p)]
-    for drawn, prob in zip(texts[:, 5:].T, word_probs(reference, prompt, 2, processors), strict=True):
+    for drawn, prob in zip(
+        texts[:, 5:].T, word_probs(reference, prompt, 2, processors), strict=True
+    ):
         counts, expected = torch.bincount(drawn, minlength=V), prob.double() * n
         assert counts[prob == 0].sum() == 0
         often = expected >= 5
@@ -286,9 +288,7 @@ _UNSEEN = pytest.mark.xfail(strict=True, reason="torch does not count writes to 
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])
-@pytest.mark.parametrize(
-    "change", [step, add, load, assign, pytest.param(write, marks=_UNSEEN)]
-)
+@pytest.mark.parametrize("change", [step, add, load, assign, pytest.param(write, marks=_UNSEEN)])
 def test_a_weight_that_changed(change: Any, make: Any) -> None:
     """Generation is refused, all else is right, and the model can be screened again."""
     reference = make()

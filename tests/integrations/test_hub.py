@@ -1,5 +1,5 @@
-"""Folders of models: the plain ones, and those of heads with parameters of their own, as transformers
-alone and other processes load them."""
+"""Folders of models: the plain model's, and those of heads with parameters of their own, as
+transformers alone and other processes load them."""
 
 from __future__ import annotations
 

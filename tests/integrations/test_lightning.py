@@ -1,4 +1,5 @@
-"""A head with row-sparse gradients in the Trainer of Lightning, beside a plain loop."""
+"""The Trainer of Lightning: a head with row-sparse gradients beside a plain loop, and deferred
+logits beside plain ones."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ from typing import Any
 import lightning
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
 
+import hstree
 from hstree.heads import TreeEnsemble
 from hstree.optim import AdamW, clip_grad_norm_
 from hstree.trees import random_tree
@@ -20,7 +23,7 @@ V, D, BATCHES, EPOCHS, MAX_NORM = 50, 8, 3, 2, 0.05
 
 pytestmark = pytest.mark.filterwarnings(
     # What the Trainer says of a short run on a CPU.
-    "ignore:The 'train_dataloader' does not have many workers",
+    "ignore:The '(train|val)_dataloader' does not have many workers",
     "ignore:The number of training batches",
     "ignore:.*you have not used a validation loop",
     "ignore:.*LeafSpec.*is deprecated",
@@ -65,11 +68,11 @@ def batches() -> DataLoader[Any]:
     return DataLoader(TensorDataset(hidden, target), batch_size=4)
 
 
-def trainer(folder: Path, epochs: int) -> lightning.Trainer:
+def trainer(folder: Path, epochs: int, precision: Any = None) -> lightning.Trainer:
     return lightning.Trainer(
         max_epochs=epochs, gradient_clip_val=MAX_NORM, accelerator="cpu", default_root_dir=folder,
         logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
+        enable_model_summary=False, precision=precision,
     )  # fmt: skip
 
 
@@ -101,3 +104,42 @@ def test_trainer_equals_a_plain_loop_and_resumes(tmp_path: Path) -> None:
     for other in (model, second):
         for got, wanted in zip(other.parameters(), expected.parameters(), strict=True):
             assert torch.equal(got, wanted)
+
+
+class Language(lightning.LightningModule):
+    """A plain output layer and the loss of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm = nn.LSTM(D, D, batch_first=True)
+        self.output = nn.Linear(D, V)
+
+    def training_step(self, batch: list[Tensor], _: int) -> Tensor:
+        hidden, target = batch
+        return F.cross_entropy(self.output(self.lstm(hidden)[0]).flatten(0, 1), target.flatten())
+
+    def validation_step(self, batch: list[Tensor], _: int) -> None:
+        self.log("loss", self.training_step(batch, 0))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_deferred_logits(precision: Any, tmp_path: Path, computed: list[int]) -> None:
+    """The weights, losses and checkpoint of the plain module."""
+    plain, model = Language(), Language()
+    hstree.defer_logits(model.output)
+    low = {"atol": 1e-6, "rtol": 1e-5} if precision == "32-true" else {"atol": 1e-2, "rtol": 1e-2}
+    for each in (plain, model):
+        made = trainer(tmp_path, EPOCHS, precision)
+        made.fit(each, batches(), batches())
+        each.losses = made.validate(each, batches(), verbose=False)
+    assert not computed
+    assert model.losses == [pytest.approx(plain.losses[0], rel=low["rtol"])]
+    torch.testing.assert_close(dict(model.state_dict()), dict(plain.state_dict()), **low)
+    made.save_checkpoint(tmp_path / "model.ckpt")
+    again = Language.load_from_checkpoint(tmp_path / "model.ckpt")
+    for name, tensor in again.state_dict().items():
+        assert tensor.equal(model.state_dict()[name].float())

@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -30,9 +31,8 @@ from hstree.trees import build_ensemble
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what the packages import
     from integrations.small_models import (
-        OPTIONS,
-        V,
         D,
+        V,
         assert_same_weights,
         draw_ids,
         draw_labels,
@@ -157,9 +157,10 @@ def test_assisted_generation() -> None:
     for each, other in ((model, assistant), (assistant, model)):
         texts, calls = [], []
         for options in ({}, {"assistant_model": other}):
-            calls.append(0)
-            hook = each.register_forward_hook(lambda *_: calls.append(calls.pop() + 1))
+            n = Counter[str]()
+            hook = each.register_forward_hook(lambda *_, n=n: n.update(["calls"]))
             texts.append(each.generate(ids, max_new_tokens=12, do_sample=False, **options))
+            calls.append(n["calls"])
             hook.remove()
         assert texts[0].equal(texts[1])
         assert calls[1] < calls[0] == 12
@@ -326,24 +327,6 @@ def test_trees_in_models_with_a_loss_of_their_own(name: str, computed: list[int]
     torch.testing.assert_close(out.loss.detach(), expected)
 
 
-def test_no_weight_is_exposed() -> None:
-    lm_head = with_trees(gpt2().to(torch.bfloat16)).lm_head
-    assert lm_head.weight.dtype == torch.bfloat16
-    assert lm_head.weight.device == torch.device("cpu")
-    assert (lm_head.in_features, lm_head.out_features, lm_head.bias) == (D, V, None)
-    hidden = torch.zeros(2, D)
-    uses: list[Callable[[], Any]] = [
-        lambda: F.linear(hidden, lm_head.weight),
-        lambda: hidden @ lm_head.weight,
-        lambda: lm_head.weight[:2],
-        lambda: lm_head.weight.T,
-        lambda: torch.matmul(hidden, lm_head.weight),
-    ]
-    for use in uses:
-        with pytest.raises((TypeError, AttributeError), match=r"one matrix, got TreeEnse|_NoWeight"):
-            use()
-
-
 class _Largest(TorchDispatchMode):
     """The number of elements of the largest tensor that any operation returns."""
 
@@ -422,7 +405,7 @@ def test_a_head_of_its_own_stays_at_the_same_size(make: Make) -> None:
 def test_a_head_of_its_own_cannot_be_resized(make: Make) -> None:
     model, ids = with_trees(make()), draw_ids(2, 8)
     expected = model(ids).logits
-    with pytest.raises((TypeError, ValueError, AttributeError), match="expected .* got TreeEnsem"):
+    with pytest.raises((TypeError, ValueError, AttributeError), match=r"expected .* got TreeEns"):
         model.resize_token_embeddings(V + 3)
     # Refused before anything has changed.
     assert model(ids).logits.equal(expected)
@@ -448,7 +431,7 @@ def test_trees_untie_the_embedding(make: Make, request: Any) -> None:
 class Odd(LlamaForCausalLM):  # type: ignore[misc]
     """Its loss is another one for a tensor that is not quite a tensor. It counts its calls."""
 
-    factor: dict[type, float] = {DeferredLogits: 2.0}
+    kind = DeferredLogits
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -457,7 +440,7 @@ class Odd(LlamaForCausalLM):  # type: ignore[misc]
     def forward(self, input_ids: Tensor, labels: Any = None, **options: Any) -> Any:
         self.calls += 1
         out = super().forward(input_ids, labels=labels)
-        out.loss = out.loss * self.factor.get(type(out.logits), 1.0)
+        out.loss = out.loss * (2 if type(out.logits) is self.kind else 1)
         return out
 
 
@@ -510,9 +493,7 @@ def test_a_model_that_cannot_take_a_head_is_given_back(
 def test_the_check_finds_another_loss() -> None:
     model = Odd(llama().config)
     reference = copy.deepcopy(model)
-    with pytest.raises(
-        ValueError, match="expected the loss of Odd to stay .* got .* for .*given b"
-    ):
+    with pytest.raises(ValueError, match=r"the loss of Odd to stay .* got .* for .*given b"):
         replace_lm_head(model)
     assert_untouched(model, reference)
 
@@ -520,7 +501,7 @@ def test_the_check_finds_another_loss() -> None:
 def test_the_check_changes_neither_buffers_nor_random_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Odd, "factor", {})
+    monkeypatch.setattr(Odd, "kind", None)
     model = Odd(llama().config).train()
     frozen = model.model.layers[0].eval()
     torch.manual_seed(2)
@@ -550,9 +531,7 @@ def test_models_it_cannot_change() -> None:
         replace_lm_head(gpt2().transformer)
     for change in (replace_lm_head, with_trees):
         for head in (None, "trees"):
-            with pytest.raises(
-                ValueError, match="model: expected a model with its own output layer"
-            ):
+            with pytest.raises(ValueError, match="model: expected a model with its own output"):
                 replace_lm_head(change(gpt2()), head)
 
 
@@ -560,9 +539,7 @@ def test_a_layer_with_a_forward_method_of_its_own() -> None:
     """Dory has a factor of each token in it."""
     dory = small("DoryForCausalLM")
     layer, before = dory.lm_head, copy.deepcopy(dory.state_dict())
-    with pytest.raises(
-        TypeError, match="layer: expected a torch.nn.Linear, or a subclass that inh"
-    ):
+    with pytest.raises(TypeError, match=r"layer: expected a torch\.nn\.Linear, or a sub"):
         replace_lm_head(dory)
     assert dory.lm_head is layer
     assert all(tensor.equal(before[name]) for name, tensor in dory.state_dict().items())
@@ -653,26 +630,6 @@ def test_two_calls_at_the_same_time(change: Any) -> None:
     assert own[0].loss.equal(expected[0].loss)
     for got, wanted in zip(own, expected, strict=True):
         assert got.logits.equal(wanted.logits)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("change", [replace_lm_head, with_trees])
-def test_eight_threads(change: Any) -> None:
-    model = change(gpt2())
-    ids = [draw_ids(1, 4, seed=seed) for seed in range(8)]
-    expected = [model(each, labels=each) for each in ids]
-    greedy = {"max_new_tokens": 6, "do_sample": False}
-    texts = [model.generate(each, **greedy) for each in ids]
-
-    def call(i: int) -> None:
-        for _ in range(100):
-            out = model(ids[i], labels=ids[i])
-            assert out.loss.equal(expected[i].loss)
-            assert out.logits.equal(expected[i].logits)
-        for _ in range(5):
-            assert model.generate(ids[i], **greedy).equal(texts[i])
-
-    in_threads([partial(call, i) for i in range(8)])
 
 
 @pytest.mark.parametrize("change", [replace_lm_head, with_trees])
