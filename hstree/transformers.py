@@ -528,9 +528,10 @@ def from_pretrained(path: str | os.PathLike[str], **options: Any) -> Any:
             f"the type {raw.get('model_type')!r} and the class {name!r}"
         )
     config_class: Any = transformers.CONFIG_MAPPING[raw["model_type"]]
-    kept = {key: options.pop(key) for key in ("dtype", "torch_dtype") if key in options}
+    names = {"dtype", "torch_dtype"} & options.keys()  # "auto" is no value of a config
+    kept = {str(key): options.pop(key) for key in names}
     config, options = config_class.from_dict(raw, return_unused_kwargs=True, **options)
-    options = {**options, **kept}
+    options |= kept
     wants_info = options.pop("output_loading_info", False)
     # Only the report of what this function expects is left out.
     level = logging.get_verbosity()
