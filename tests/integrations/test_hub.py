@@ -432,7 +432,6 @@ def elsewhere(folder: Path, what: str) -> str:
     return result.stdout
 
 
-@_AUTO  # which pipeline asks for
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["trees", "mos", "tied trees"])
 def test_another_process_loads_it_with_transformers(kind: str, tmp_path: Path) -> None:
