@@ -243,7 +243,7 @@ class ScreenedSoftmax(Tables, Head):
         check_entries("scale", scale, scale >= 0, "a number of at least 0")
         check_entries("offset", offset, offset < torch.inf, "a number below infinity")
         padding = offset[self.n_classes :]
-        check_entries("offset of no class: ", padding, padding == -torch.inf, "-inf")
+        check_entries("offset of padding", padding, padding == -torch.inf, "-inf")
 
     def _places(self, hidden: Tensor, classes: Tensor) -> Tensor:
         """The place [N] of a class of each row among the previews of all classes."""
