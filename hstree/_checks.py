@@ -197,18 +197,22 @@ def mark_targets(
         tensor([ 3, -1,  0])
     """
     target = check_classes(name, target)
-    ignored = target == check_ignore_index(ignore_index)
-    if not is_readable(target):
+    ignore_index = check_ignore_index(ignore_index)
+    unread = not is_readable(target)
+    if not unread and target.numel():
+        lowest, highest = (x.item() for x in target.aminmax())
+        if lowest >= 0 and highest < n_classes and not lowest <= ignore_index <= highest:
+            return target
+    ignored = target == ignore_index
+    if unread:
         bad = target != target.clamp(0, n_classes - 1)
         return target.masked_fill(bad, n_classes).masked_fill(ignored, -1)
-    if target.numel():
-        lowest, highest = (x.item() for x in target.masked_fill(ignored, 0).aminmax())
-        if lowest < 0 or highest >= n_classes:
-            bad = ((target < 0) | (target >= n_classes)) & ~ignored
-            raise ValueError(
-                f"{name}: expected values in [0, {n_classes}) or ignore_index {ignore_index}, "
-                f"got {int(target[bad][0])}"
-            )
+    bad = ((target < 0) | (target >= n_classes)) & ~ignored
+    if bad.any():
+        raise ValueError(
+            f"{name}: expected values in [0, {n_classes}) or ignore_index {ignore_index}, "
+            f"got {int(target[bad][0])}"
+        )
     return target.masked_fill(ignored, -1)
 
 

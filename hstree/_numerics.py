@@ -68,6 +68,15 @@ def is_batched(tensor: Tensor) -> bool:
     return is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor)
 
 
+def without_ignored(rows: Tensor, ignored: Tensor) -> Tensor:
+    """Rows [..., D] with 0 in those that are ignored, a mask [...]: 0 times what these hold, in the
+    gradients of parameters, could be NaN."""
+    unread = ignored.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed()
+    if not unread and not ignored.any():
+        return rows
+    return rows.masked_fill(ignored.view(*ignored.shape, *[1] * (rows.dim() - ignored.dim())), 0)
+
+
 BLOCK_NUMBERS = 2**19
 """Numbers of a weight that are cast to float32 at a time, so that they stay in the cache."""
 

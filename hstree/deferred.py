@@ -176,10 +176,9 @@ class Deferral:
         with torch.device("meta"):
             self.exact = Softmax(head.in_features, head.n_classes)
         if isinstance(head, ScreenedSoftmax):
-            rows = torch.linspace(0, layer.out_features - 1, 1024).long()
-            self.rows = rows.to(layer.weight.device)
+            self.rows = torch.linspace(0, layer.out_features - 1, 64).long().to(layer.weight.device)
             self.values = layer.weight.detach()[self.rows]
-            self.seen = _identity(layer.weight)
+            self.seen = id(layer.weight), _version(layer.weight)
 
     @property
     def estimates(self) -> bool:
@@ -188,6 +187,10 @@ class Deferral:
         return bool(head.samples_in_training or head.z_loss or head.label_smoothing) or (
             head.class_weight is not None
         )
+
+    def fits(self, weight: Tensor) -> bool:
+        """Whether the layer has the size that it had: transformers resizes tied ones in place."""
+        return weight.shape == (self.head.n_classes, self.head.in_features)
 
     def bound(self, tensors: Sequence[Tensor], training: bool) -> Any:
         """The head of the loss, with the weight and bias of one call."""
@@ -210,18 +213,19 @@ class Deferral:
         weight: Tensor = layer.weight  # type: ignore[assignment]
         if not (_is_plain(weight) and weight.dtype in _SCREENED and _rows(hidden) >= 1):
             return False
+        if not self.fits(weight):
+            return False
         if hidden.dim() > 1 and hidden.shape[-2] > 1:
             return False
-        if self.seen != _identity(weight):
-            # Moved, cast or assigned, if the values are those that were screened.
-            same = torch.equal(self.values.to(weight), weight.detach()[self.rows.to(weight.device)])
-            written = self.seen[0] == id(weight) and self.seen[1] != _version(weight)
-            if written or not same:
-                raise RuntimeError(
-                    "layer: expected the weight that was screened, got one that has changed since; "
-                    "call undefer and screen it again"
-                )
-            self.seen = _identity(weight)
+        # Writes to weight.data have no version: some values tell of them. A cast or a move keeps
+        # both, and a weight that was assigned has another id.
+        self.rows = self.rows.to(weight.device)
+        same = torch.equal(self.values.to(weight), weight.detach()[self.rows])
+        if not same or (self.seen[0] == id(weight) and self.seen[1] != _version(weight)):
+            raise RuntimeError(
+                "layer: expected the weight that was screened, got one that has changed since; "
+                "call undefer and screen it again"
+            )
         return True
 
 
@@ -240,11 +244,6 @@ def _with_weight(head: Head, tensors: Sequence[Tensor], training: bool) -> Any:
 _SCREENED = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _identity(weight: Tensor) -> tuple[int, ...]:
-    """What a change of a weight changes: an optimizer's step its version, a cast its dtype."""
-    return id(weight), _version(weight), weight.element_size(), hash(weight.device)
-
-
 @functools.cache
 def _deferred_class(kind: Any) -> Any:
     """The subclass of a linear layer that defers."""
@@ -253,7 +252,8 @@ def _deferred_class(kind: Any) -> Any:
         if work is not None:
             return work(_tensors(self))
         deferral: Deferral = self.deferral
-        if not _defers(self, hidden, 0 if deferral.estimates else deferral.least):
+        least = 0 if deferral.estimates else deferral.least
+        if not (_defers(self, hidden, least) and deferral.fits(self.weight)):
             if not torch.is_grad_enabled() and deferral.screens(self, hidden):
                 return deferral.scores(hidden, _tensors(self))
             return kind.forward(self, hidden)
@@ -316,6 +316,10 @@ class DeferredHead(nn.Module):
             return self.head.log_prob(hidden)
         dtype = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
         return DeferredLogits.of(Source(self, hidden, _tensors(self)), self.out_features, dtype)
+
+    def register_parameter(self, name: str, param: Any) -> None:
+        if name != "weight":  # transformers ties the matrix that it expects here
+            super().register_parameter(name, param)
 
     def bound(self, tensors: Sequence[Tensor], training: bool) -> Any:
         """The head with the parameters of one call."""
@@ -444,8 +448,8 @@ class Source:
 
     value: Tensor | None = None
     """The logits, once they are computed."""
-    fused: bool = False
-    """Whether a fused loss was computed from it or from a copy."""
+    state: dict[str, bool]
+    """Shared with its copies: whether a fused loss was computed of one of them."""
 
     def __init__(
         self,
@@ -458,7 +462,7 @@ class Source:
         self.layer, self.tensors, self.then = layer, tensors, then
         self.kind: Any = getattr(layer, "deferral", layer)  # Deferral or DeferredHead
         self.grad = torch.is_grad_enabled()
-        self.origin: Source = self
+        self.state = {"fused": False}
         self.training: bool = layer.training
         self.inference = torch.is_inference_mode_enabled()
         kind = hidden.device.type
@@ -472,7 +476,7 @@ class Source:
         self.versions = [(tensor, _version(tensor)) for tensor in (self.hidden, *tensors)]
         if like is not None:
             self.grad = self.grad and like.grad
-            for name in ("origin", "training", "inference", "autocast", "versions"):
+            for name in ("state", "training", "inference", "autocast", "versions"):
                 setattr(self, name, getattr(like, name))
 
     def modes(self, grad: bool) -> AbstractContextManager[Any]:
@@ -720,7 +724,7 @@ class DeferredLogits(Tensor):
 
         with self.source.modes(torch.is_grad_enabled()):
             loss = self.source.run(work)
-        self.source.origin.fused = True
+        self.source.state["fused"] = True
         # As in torch, where autocast takes a loss in float32.
         is_cast = torch.is_autocast_enabled(self.device.type)
         loss = loss.to(torch.float32 if is_cast and self.dtype != torch.float64 else self.dtype)
@@ -962,7 +966,7 @@ def _hook(self: DeferredLogits, function: Any, args: Any, kwargs: Any) -> Any:
     """FSDP asks the outputs of what it has sharded for a hook that tells it when the backward pass
     begins, which it learns from the loss, too. Other hooks wait for the gradient of real logits."""
     sharded = any(kind.__name__ == "FSDPModule" for kind in type(self.source.layer).__mro__)
-    if not (self.source.origin.fused or sharded):
+    if not (self.source.state["fused"] or sharded):
         return NotImplemented
     with _DisableTorchFunction():
         return function(self, *args, **kwargs)

@@ -263,7 +263,9 @@ def _outputs(model: PreTrainedModel, layer: Any, least: float | None = None) -> 
     labels = tokens.clone()
     labels[0, :3] = -100
     state = getattr(layer, "deferral", layer)
-    before, state.least = getattr(state, "least", None), least
+    before = getattr(state, "least", None)
+    if least is not None:
+        state.least = least
     hooks = [layer.register_forward_pre_hook(keep)]
     hooks += [layer.register_forward_hook(lambda module, inputs, output: seen.append(output))]
     try:
@@ -275,7 +277,8 @@ def _outputs(model: PreTrainedModel, layer: Any, least: float | None = None) -> 
             found = {"loss": out.loss, "logits": out.logits, "gradient": gradient, "of": seen[1]}
             return {name: value + 0 for name, value in found.items()}
     finally:
-        state.least = before
+        if least is not None:
+            state.least = before
         for hook in hooks:
             hook.remove()
 
@@ -353,7 +356,7 @@ def _put_head(model: PreTrainedModel, layer: nn.Linear, head: Head) -> None:
     """Put a head into the place of the output layer, if the model takes its scores as they are."""
     tied = dict(model.all_tied_weights_keys)
     new: Any = defer_logits(layer, head)
-    _attach(model, new)
+    hooks = [_attach(model, new)]
     try:
         plain = _checked(model, new, float("inf"))
         if plain is None:
@@ -372,19 +375,22 @@ def _put_head(model: PreTrainedModel, layer: nn.Linear, head: Head) -> None:
         deferred = _outputs(model, new, 0)
         _compare(model, plain, deferred, ("loss", "logits", "gradient") if exact else ("logits",))
     except BaseException:
-        del model.save_pretrained
+        del model.save_pretrained, model.resize_token_embeddings
+        for hook in hooks:
+            hook.remove()
         model.set_output_embeddings(layer)
         model.all_tied_weights_keys = tied
         raise
 
 
-def _attach(model: PreTrainedModel, new: DeferredHead) -> None:
+def _attach(model: PreTrainedModel, new: DeferredHead) -> Any:
+    """Put the head into the model; returns the handle of a hook."""
     model.set_output_embeddings(new.train(model.training))
     name = _name_of(model, new)
     keys = model.all_tied_weights_keys
     model.all_tied_weights_keys = {k: v for k, v in keys.items() if not k.startswith(f"{name}.")}
-    model.save_pretrained = _Saver(model)
-    new.register_load_state_dict_pre_hook(_check_names)  # type: ignore[no-untyped-call]
+    model.save_pretrained, model.resize_token_embeddings = _Saver(model), _Resizer(model)
+    return model.register_load_state_dict_pre_hook(_check_names)
 
 
 def _name_of(model: nn.Module, module: nn.Module) -> str:
@@ -426,6 +432,30 @@ class _Saver:
         entry |= {name: config[key] for key, name in _SAVED.items() if key in config}
         text = json.dumps(config | _WRITTEN | {CONFIG_KEY: entry}, indent=2, sort_keys=True)
         (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+class _Resizer:
+    """``resize_token_embeddings`` of a model with a head of its own."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    def __call__(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> Any:
+        head: Head = self.model.get_output_embeddings().head
+        size = head.n_classes if new_num_tokens is None else new_num_tokens
+        size = -(-size // (pad_to_multiple_of or 1)) * (pad_to_multiple_of or 1)
+        if size != head.n_classes:
+            raise ValueError(
+                f"new_num_tokens: expected {head.n_classes}, got {size}, since the output layer is "
+                f"a head of its own, got {type(head).__name__}; resize the model before "
+                "replace_lm_head"
+            )
+        return self.model.get_input_embeddings()
 
 
 _CODE = '''\
@@ -498,7 +528,10 @@ def from_pretrained(path: str | os.PathLike[str], **options: Any) -> Any:
             f"the type {raw.get('model_type')!r} and the class {name!r}"
         )
     config_class: Any = transformers.CONFIG_MAPPING[raw["model_type"]]
+    names = {"dtype", "torch_dtype"} & options.keys()  # "auto" is no value of a config
+    kept = {str(key): options.pop(key) for key in names}
     config, options = config_class.from_dict(raw, return_unused_kwargs=True, **options)
+    options |= kept
     wants_info = options.pop("output_loading_info", False)
     # Only the report of what this function expects is left out.
     level = logging.get_verbosity()
@@ -507,12 +540,16 @@ def from_pretrained(path: str | os.PathLike[str], **options: Any) -> Any:
         model, info = model_class.from_pretrained(
             path, config=config, output_loading_info=True, **options
         )
+    except SafetensorError as error:
+        raise _damaged(path, error) from error
     finally:
         logging.set_verbosity(level)
     embedding = model.get_input_embeddings()
     tensors = _head_tensors(path, entry.pop("tensors", []), hub | options)
     head = saved_head(f"{config_file}: {CONFIG_KEY}", entry, tensors, embedding)
-    head.to(embedding.weight.device, embedding.weight.dtype)
+    # In the dtype that it was saved in, if that was not the model's.
+    own = str(next(head.parameters()).dtype).removeprefix("torch.") != raw.get("dtype")
+    head.to(embedding.weight.device, None if own else embedding.weight.dtype)
     _attach(model, DeferredHead(head))
     # The layer that is gone, and the tensors of the head.
     info["missing_keys"] &= model.state_dict().keys()
@@ -565,10 +602,14 @@ def _head_tensors(
         for file in files:
             tensors |= read_tensors(file, prefix)[0]
     except SafetensorError as error:
-        raise ValueError(
-            f"{os.fspath(path)}: expected files of safetensors, got a damaged one: {error}"
-        ) from error
+        raise _damaged(path, error) from error
     return tensors
+
+
+def _damaged(path: str | os.PathLike[str], error: Exception) -> ValueError:
+    return ValueError(
+        f"{os.fspath(path)}: expected files of safetensors, got a damaged one: {error}"
+    )
 
 
 def _prefix(path: str | os.PathLike[str], keys: Any, names: list[str]) -> str:
@@ -585,15 +626,18 @@ def _prefix(path: str | os.PathLike[str], keys: Any, names: list[str]) -> str:
     )
 
 
-def _check_names(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+def _check_names(model: Any, state: dict[str, Any], prefix: str, *rest: Any) -> None:
     """Before a state dict is loaded: transformers saves some models under the names of an older
     checkpoint, and its Trainer, which resumes from them, ignores what it does not find."""
-    names = [f"head.{name}" for name in module.head.state_dict()]  # type: ignore[union-attr]
-    if not any(f"{prefix}{name}" in state for name in names):
-        others = [key for key in state if key.endswith(tuple(f".{name}" for name in names))]
+    layer = model.get_output_embeddings()
+    if not isinstance(layer, DeferredHead):
+        return
+    place, names = f"{prefix}{_name_of(model, layer)}.head.", list(layer.head.state_dict())
+    if not any(f"{place}{name}" in state for name in names):
+        others = [key for key in state if key.endswith(tuple(f".head.{name}" for name in names))]
         if others:
             raise RuntimeError(
-                f"state dict: expected the tensors of the head as {prefix}{names[0]}, got "
+                f"state dict: expected the tensors of the head as {place}{names[0]}, got "
                 f"{others[0]}: it was saved under the names of another checkpoint; load the folder "
                 "with hstree.transformers.from_pretrained"
             )

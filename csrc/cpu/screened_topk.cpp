@@ -26,9 +26,9 @@ bool quantize(const float* query, int64_t features, int8_t* values, float& step,
     total += query[i] - query[i];  // NaN unless finite
   }
   step = largest / 127;
-  // Below 4e-37 the inverse of the step overflows: such a row is 0 to every other number here.
-  const float inverse = largest > 4e-37f ? 127 / largest : 0;
-  const bool finite = total == 0 && std::isfinite(inverse);
+  const bool finite = total == 0;
+  // A row of less than 3.7e-37 changes no score: as 0.
+  const float inverse = std::isfinite(127 / largest) ? 127 / largest : 0;
   sum = 0;
   for (int64_t i = 0; i < features; ++i) {
     values[i] = finite ? static_cast<int8_t>(std::nearbyint(query[i] * inverse)) : 0;
@@ -133,8 +133,13 @@ class Screen {
   void choose(int64_t q) {
     int32_t* const best = best_ + q * w_.n;
     if (w_.n < w_.classes && finite_[q]) {
-      const int64_t width = previews_.width;
-      return select(score_ + q * width_, largest_ + q * (width_ / width), width, w_.classes, w_.n, best);
+      const int64_t width = previews_.width, rest = w_.classes % width;
+      const float* const score = score_ + q * width_;
+      float* const largest = largest_ + q * (width_ / width);
+      if (rest > 0) {  // without what fills up the last block
+        largest[w_.classes / width] = *std::max_element(score + w_.classes - rest, score + w_.classes);
+      }
+      return select(score, largest, width, w_.classes, w_.n, best);
     }
     for (int64_t i = 0; i < w_.n; ++i) best[i] = static_cast<int32_t>(i);
   }

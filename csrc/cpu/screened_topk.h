@@ -10,7 +10,7 @@
 //   log_rest [N] = log sum exp(a_v / temperature) over the V - n other classes, -inf without one, log_normalizer [N],
 //   which adds the exp(s_v / temperature), and, unless null, the scores of all classes [N, V]: s_v or a_v.
 // A row with a query that is not finite gets NaN and the classes 0 to k - 1; elsewhere an a_v that is NaN counts as
-//   -inf, and an s_v that is NaN as the largest.
+//   -inf, and an s_v that is NaN as the largest. What fills up the last block of the preview counts for nothing.
 // Integer sums are exact, others are taken in float32.
 // Work O(N (V R + n D)); a thread keeps 32 bytes for each class.
 // No atomics; threads divide classes, rows and the n best: the result of a row depends neither on their number nor on

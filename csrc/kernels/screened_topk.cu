@@ -115,9 +115,10 @@ __global__ void __launch_bounds__(threads) quantize_kernel(ScreenedTopk s, Works
   bits = block_max<threads>(bits, scratch);
   float largest;
   memcpy(&largest, &bits, sizeof largest);
-  // Below 4e-37 the inverse of the step overflows: such a row is 0 to every other number here.
-  const float inverse = largest > 4e-37f ? 127 / largest : 0.0f, shift = features > 0 ? query[features] : 0.0f;
-  const bool finite = bits < 0x7f800000u && inverse < INFINITY && shift - shift == 0;
+  // A row of less than 3.7e-37 changes no score: as 0.
+  const float inverse = 127 / largest < INFINITY ? 127 / largest : 0.0f;
+  const float shift = features > 0 ? query[features] : 0.0f;
+  const bool finite = bits < 0x7f800000u && shift - shift == 0;
   const int per_group = s.bits == 4 ? 8 : 4;
   int8_t* const values = w.values + (row / tile * s.groups * tile + row % tile) * per_group;
   int sum = 0;

@@ -30,7 +30,7 @@ from hstree._checks import (
     smoothed_frequencies,
 )
 from hstree._files import write_atomic
-from hstree._numerics import autocasts, is_transformed, log_sum_exp
+from hstree._numerics import autocasts, is_transformed, log_sum_exp, without_ignored
 from hstree.heads.exclude import check_exclude, is_excluded, mask_excluded, topk_without, without
 from hstree.heads.losses import (
     check_class_weight,
@@ -105,7 +105,8 @@ class Head(nn.Module, ABC):
     Args:
         in_features: number of input features, D: the size of a context vector.
         n_classes: number of classes, V.
-        ignore_index: targets of this value contribute neither loss nor gradient.
+        ignore_index: targets of this value contribute neither loss nor gradient, whatever their
+            hidden vectors hold, NaN too.
         reduction: ``"mean"`` over the rows that are not ignored (NaN if there are none, as in
             :func:`torch.nn.functional.cross_entropy`), ``"sum"`` or ``"none"``. With class weights
             the mean is weighted: it divides by the sum of the targets' weights.
@@ -218,13 +219,14 @@ class Head(nn.Module, ABC):
                 a GPU values are not read, which would cost a synchronization: the row becomes NaN,
                 and :class:`hstree.heads.AdaptiveSoftmax` fails a device-side assertion of torch.
         """
-        encoded = self._encoded(hidden)
+        self._check_hidden(hidden)
         target = mark_targets(target, self.n_classes, self.ignore_index)
         if hidden.shape[:-1] != target.shape:
             raise ValueError(
                 f"target: expected shape {tuple(hidden.shape[:-1])} for hidden of shape "
                 f"{tuple(hidden.shape)}, got {tuple(target.shape)}"
             )
+        encoded = self._encoded(without_ignored(hidden, target == -1))
         output, loss = self.target_loss(encoded, target.reshape(-1))
         if self.training and output.requires_grad:
             self._watch(type(self).__name__, self.frequencies, output, target.reshape(-1))
@@ -623,7 +625,9 @@ class Head(nn.Module, ABC):
             hidden.shape[:-1].numel(), candidates.shape[-1]
         )
         temperature = check_temperature(temperature)
-        log_prob = self.candidate_rows(self._queried(hidden), marked, temperature)
+        nothing = (marked == -1).all(1).view(hidden.shape[:-1])
+        rows = self._queried(without_ignored(hidden, nothing))
+        log_prob = self.candidate_rows(rows, marked, temperature)
         return log_prob.view(candidates.shape)
 
     def candidate_rows(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
@@ -644,6 +648,7 @@ class Head(nn.Module, ABC):
             # With a graph: a loss whose backward pass computes again reads these weights.
             with torch.inference_mode(False), torch.enable_grad():
                 hidden = self._hooked(hidden)
+        self._check_hidden(hidden)
         return self._encoded(hidden)
 
     def _hooked(self, hidden: Tensor) -> Tensor:
@@ -669,7 +674,6 @@ class Head(nn.Module, ABC):
             raise ValueError(f"hidden: expected a floating-point dtype, got {hidden.dtype}")
 
     def _encoded(self, hidden: Tensor) -> Tensor:
-        self._check_hidden(hidden)
         if isinstance(self, Tables):
             self.place_tables(hidden.device)
         if not autocasts(hidden.device):

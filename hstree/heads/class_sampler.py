@@ -14,7 +14,7 @@ from hstree._checks import check_bool, check_choice, check_int, check_nonnegativ
 from hstree._numerics import is_transformed
 from hstree.heads.flat import FlatHead, Step
 from hstree.heads.resizing import ClassChange
-from hstree.heads.tables import Tables
+from hstree.heads.tables import Tables, check_entries
 from hstree.heads.tying import HasWeight
 from hstree.ops._row_sparse import with_rows
 
@@ -172,6 +172,19 @@ class ClassSampler(Tables, FlatHead):
         else:
             weight, bias = gather_rows(self.weight, self.bias, classes, self.sparse)
         return Step(weight, bias, place, classes, log_weight)
+
+    def check_tables(self) -> None:
+        super().check_tables()
+        if self.negatives is None:
+            return
+        sums = self.cumulative
+        right = (sums.diff(prepend=sums.new_zeros(1)) > 0) & (sums < 2**53)
+        check_entries("cumulative", sums, right, "increasing numbers from 1, below 2^53")
+        if self.in_batch:
+            right = (self.share >= 0) & (self.share <= 1)
+            check_entries("share", self.share, right, "a number from 0 to 1")
+            total = self.share.sum(0, keepdim=True)
+            check_entries("share.sum()", total, (total - 1).abs() < 1e-6, "1")
 
     def resize_classes(self, change: ClassChange) -> None:
         super().resize_classes(change)

@@ -22,7 +22,7 @@ from hstree._numerics import linear_scores
 from hstree.heads.class_sampler import ClassSampler
 from hstree.heads.options import name_builder_options
 from hstree.heads.resizing import ClassChange
-from hstree.heads.tables import fill, saved_tables
+from hstree.heads.tables import check_entries, fill, saved_tables
 from hstree.heads.trees.gate import GATES
 from hstree.heads.trees.shape import CONTEXTS, TreeShape, check_trees
 from hstree.heads.tying import HasWeight
@@ -326,6 +326,11 @@ class ForestSoftmax(ClassSampler):
         nn.init.zeros_(self.cluster_weight)
         nn.init.zeros_(self.cluster_bias)
         self.gate.reset()
+
+    def check_tables(self) -> None:
+        super().check_tables()
+        right = (self.cluster >= 0) & (self.cluster < self.clusters)
+        check_entries("cluster", self.cluster, right, f"a cluster in [0, {self.clusters})")
 
     def resize_classes(self, change: ClassChange) -> None:
         """New classes join the clusters in turn."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from hstree._numerics import is_transformed
+from hstree.heads.tables import check_entries
 from hstree.ops import default_chunk_rows
 
 
@@ -32,11 +33,8 @@ def check_class_weight(class_weight: Any, n_classes: int) -> Tensor | None:
         )
     if not weight.is_floating_point() or weight.dtype == torch.float64:
         weight = weight.to(torch.get_default_dtype())
-    if not bool((weight.isfinite() & (weight >= 0)).all()):
-        at = int((~(weight.isfinite() & (weight >= 0))).nonzero()[0])
-        raise ValueError(
-            f"class_weight[{at}]: expected a finite number of at least 0, got {weight[at].item()}"
-        )
+    right = weight.isfinite() & (weight >= 0)
+    check_entries("class_weight", weight, right, "a finite number of at least 0")
     return weight
 
 

@@ -15,7 +15,7 @@ from hstree.heads.flat import FlatHead
 from hstree.heads.losses import in_row_chunks
 from hstree.heads.mixture import ZeroBiasLinear
 from hstree.heads.resizing import ClassChange
-from hstree.heads.tables import Tables
+from hstree.heads.tables import Tables, check_entries
 from hstree.ops import target_log_softmax
 
 COMPONENTS, GATES = 4, 3
@@ -111,6 +111,11 @@ class Mixtape(Tables, FlatHead):
     def _reset_gates(self) -> None:
         nn.init.uniform_(self.gate_weight, -0.1, 0.1)
         nn.init.zeros_(self.gate_bias)
+
+    def check_tables(self) -> None:
+        own = self.own.sort().values
+        right = (own.diff(prepend=own.new_full((1,), -1)) > 0) & (own < self.n_classes)
+        check_entries("own", own, right, f"different classes in [0, {self.n_classes})")
 
     def resize_classes(self, change: ClassChange) -> None:
         """New classes share the gates of the infrequent ones."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_int, check_nonnegative, check_probability, check_sequence
-from hstree._numerics import at_least_float32, input_dtype, log_add_exp
+from hstree._numerics import at_least_float32, input_dtype, log_add_exp, without_ignored
 from hstree.heads.base import HeadOutput
 from hstree.heads.flat import FlatHead
 from hstree.heads.functions import build_function
@@ -305,6 +305,7 @@ class DOC(_SoftmaxMixture):
         if self.training and self.prior_penalty:
             ignored = target.long() == self.ignore_index
             last = hidden[..., -self.prior.in_features :].to(input_dtype(self.prior))
+            last = without_ignored(last, ignored)
             prior = (
                 at_least_float32(self.prior(last))
                 .softmax(-1)

@@ -16,7 +16,7 @@ from hstree.heads.base import Head
 from hstree.heads.exclude import topk_without
 from hstree.heads.losses import mask_candidates, split_rows
 from hstree.heads.resizing import ClassChange
-from hstree.heads.tables import Tables, adopt_tables
+from hstree.heads.tables import Tables, adopt_tables, check_entries
 from hstree.heads.tying import HasWeight, weight_to_tie
 from hstree.ops.screened_topk import BLOCK, Screened, quantize_preview, screened_topk
 
@@ -178,6 +178,8 @@ class ScreenedSoftmax(Tables, Head):
                 f"{str(weight.dtype).removeprefix('torch.')}"
             )
         _check_finite("linear", weight)
+        if bias is not None:
+            _check_finite("linear", bias.masked_fill(bias == -torch.inf, 0.0))
         contexts = held = best = None
         if hidden is not None:
             contexts = _contexts(hidden, in_features, weight.device)
@@ -233,6 +235,16 @@ class ScreenedSoftmax(Tables, Head):
                 chosen = cost, head
         assert chosen is not None
         return chosen[1]
+
+    def check_tables(self) -> None:
+        for name in ("rotation", "rotation_bias", "scale"):
+            table = getattr(self, name)
+            check_entries(name, table, table.isfinite(), "a finite number")
+        scale, offset = self.scale, self.offset
+        check_entries("scale", scale, scale >= 0, "a number of at least 0")
+        check_entries("offset", offset, offset < torch.inf, "a number below infinity")
+        padding = offset[self.n_classes :]
+        check_entries("offset of padding", padding, padding == -torch.inf, "-inf")
 
     def _places(self, hidden: Tensor, classes: Tensor) -> Tensor:
         """The place [N] of a class of each row among the previews of all classes."""

@@ -71,6 +71,9 @@ class Tables(nn.Module):
         self._own_tables[name] = values.detach().cpu().clone()
         setattr(self, name, self._own_tables[name].to(self.tables_device))
 
+    def check_tables(self) -> None:
+        """Raises ValueError for tables from a file with values that the module never has."""
+
     def set_tables(self, device: torch.device) -> None:
         """Set the attributes to ``tables()`` on this device."""
         for name, table in self.tables().items():
@@ -142,7 +145,7 @@ def adopt_tables(module: nn.Module, tensors: Mapping[str, Tensor], prefix: str =
     """Give a module, if it has tables, the saved ones of its registered tables.
 
     Raises:
-        ValueError: if one is missing or has another shape or dtype.
+        ValueError: if one is missing, has another shape or dtype, or a value out of range.
     """
     if not isinstance(module, Tables):
         return
@@ -154,6 +157,14 @@ def adopt_tables(module: nn.Module, tensors: Mapping[str, Tensor], prefix: str =
                 f"{name}: expected a table {_what(own)} for this configuration, got {_what(other)}"
             )
         module.register_table(name, other)
+    module.check_tables()
+
+
+def check_entries(name: str, values: Tensor, right: Tensor, expected: str) -> None:
+    """Raises ValueError for the first of the values that is not right, by a mask of their shape."""
+    if not bool(right.all()):
+        at = (~right).nonzero()[0].tolist()
+        raise ValueError(f"{name}{at}: expected {expected}, got {values[tuple(at)].item()}")
 
 
 def _what(value: Any) -> str:

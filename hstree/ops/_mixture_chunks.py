@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hstree._numerics import block_rows, blocks, is_cast, sum_dtype
+from hstree._numerics import block_rows, blocks, is_cast, sum_dtype, without_ignored
 from hstree.ops._chunked_loss import (
     add_offset,
     aligned,
@@ -183,9 +183,7 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
     latent, _, weight, bias, *_ = problem
     rows, components, features = latent.shape
     classes, has_gradient = len(weight), any(wanted)
-    ignored = problem.target == -1
-    if ignored.is_cuda or ignored.any():  # 0 times what these rows hold could be NaN
-        problem = problem._replace(latent=latent.masked_fill(ignored[:, None, None], 0))
+    problem = problem._replace(latent=without_ignored(latent, problem.target == -1))
     contexts = problem.latent.reshape(-1, features)
     log_prob = latent.new_empty(rows, dtype=sum_dtype(latent.dtype))
     chunks = -(-rows // problem.chunk_rows)

@@ -19,6 +19,7 @@ from hstree._numerics import (
     linear_scores,
     log_add_exp,
     sum_dtype,
+    without_ignored,
 )
 from hstree.ops import tree_op
 from hstree.ops._autograd import refuse_transforms
@@ -229,6 +230,7 @@ def _run(
     """log_prob [N], and the wanted gradients for ``upstream`` [N], the gradient of log_prob."""
     hidden, log_prior, cluster_score, weight, bias, cluster, target, offset, chunk_rows = problem
     rows, classes = len(hidden), weight.shape[0]
+    hidden = without_ignored(hidden, target == -1)
     if keeps_low(weight) and rows != aligned(rows):
         return _run_aligned(problem, wanted, upstream)
     gradients = _empty_gradients(problem, [want and i != 3 for i, want in enumerate(wanted)])
@@ -343,7 +345,7 @@ def forest_log_softmax(
 
 def _formula(problem: Problem) -> Tensor:
     hidden, log_prior, cluster_score, weight, bias, cluster, target, offset, _ = problem
-    score = linear_scores(hidden, weight)
+    score = linear_scores(without_ignored(hidden, target == -1), weight)
     score = score if bias is None else score + bias
     score = score if offset is None else with_offset(score, offset, target)
     log_prob = forest_log_softmax(score, log_prior, cluster_score, cluster)

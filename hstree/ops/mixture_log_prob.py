@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hstree._numerics import autocasts, linear_scores, log_sum_exp, sum_dtype
+from hstree._numerics import autocasts, linear_scores, log_sum_exp, sum_dtype, without_ignored
 from hstree.ops._chunked_loss import (
     ChunkedLoss,
     check_decoder,
@@ -151,7 +151,7 @@ def _check(
 def _formula(problem: Problem) -> Tensor:
     latent, log_prior, weight, bias, table, target, slope, offset, c, k, radius, _ = problem
     components = latent.shape[1]
-    latent = latent.masked_fill((target == -1)[:, None, None], 0)
+    latent = without_ignored(latent, target == -1)
     logits = linear_scores(latent.flatten(0, 1), weight)
     logits = logits if bias is None else logits + bias
     of_components = target.repeat_interleave(components)

@@ -100,7 +100,7 @@ def screened_topk(
         query: R features and a number that is added to all previews of the row, [N, R + 1] float32.
         preview: quantized rows P, from :func:`quantize_preview`.
         scale: scales s, from :func:`quantize_preview`.
-        offset: offsets o, [16 blocks] float32, -inf for those that fill up the last block.
+        offset: offsets o, [16 blocks] float32. Those that fill up the last block count for nothing.
         hidden: context vectors h, [N, D] float32, bfloat16 or float16.
         weight: W, [V, D].
         bias: b [V]; None: 0.

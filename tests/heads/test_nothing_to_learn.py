@@ -66,6 +66,32 @@ def test_all_rows_ignored(kind: str, options: dict[str, Any], rows: int) -> None
             assert not grad.any(), (training, reduction, name)
 
 
+@pytest.mark.parametrize(("kind", "options"), ALL)
+def test_an_ignored_row_counts_nothing(kind: str, options: dict[str, Any]) -> None:
+    """Whatever its hidden vector holds: the results are those of a vector of zeros."""
+    target = torch.tensor([[0, 5, -100], [7, -100, V - 1]])
+    candidates = torch.tensor([[[0, 5], [5, -100]], [[-100, -100], [-100, 7]]])
+    candidates = torch.where((target == -100)[:, 1:, None], -100, candidates)
+    for training, reduction in ((True, "mean"), (True, "none"), (False, "sum")):
+        head = make(kind, **options).train(training)
+        head.reduction = reduction
+        found: list[dict[str, Tensor]] = []
+        for content in (0.0, torch.nan, torch.inf):
+            hidden = draw(2, 3, D).masked_fill((target == -100)[..., None], content)
+            hidden.requires_grad_()
+            head.zero_grad()
+            torch.manual_seed(0)
+            output, loss = head(hidden, target)
+            of_candidates = head.candidate_log_prob(hidden[:, 1:], candidates)
+            (loss.sum() + 2 * output.sum() + of_candidates.sum()).backward()
+            found.append({"output": output.detach(), "loss": loss.detach()})
+            found[-1] |= gradients(head, hidden)
+        assert not found[0]["hidden"][target == -100].any()
+        for other in found[1:]:
+            for name, got in other.items():
+                assert torch.equal(got, found[0][name]), (training, reduction, name)
+
+
 @pytest.mark.parametrize(
     ("kind", "options"), [case for case in ALL if "class_weight" in case.values[1]]
 )

@@ -12,12 +12,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heads.support import HEADS, make
+from heads.support import FREQUENCIES, HEADS, ORDER, D, V, make
 from hstree.heads import (
     PLIF,
     AdaptiveSoftmax,
     Head,
     MixtureOfSoftmaxes,
+    SampledSoftmax,
+    ScreenedSoftmax,
     Softmax,
     TreeEnsemble,
     build_head,
@@ -27,6 +29,7 @@ from hstree.heads import (
     register_head,
 )
 from hstree.heads import registry as module
+from hstree.heads.tables import Tables
 
 
 def test_names() -> None:
@@ -112,6 +115,68 @@ class Allocations(TorchDispatchMode):
         if isinstance(result, torch.Tensor) and result.device.type != "meta":
             self.largest = max(self.largest, result.nbytes)
         return result
+
+
+# Head, table, place and value there; a column of the place for tables [V, T].
+OUT_OF_RANGE: list[tuple[str, str, Any, float]] = [
+    ("forest", "cluster", (5, 1), 6),
+    ("forest", "cluster", (5, 1), -1),
+    ("forest, sampled, sparse", "cluster", (0, 0), 2**31 - 1),
+    ("in batch", "cumulative", 3, 7),
+    ("in batch", "cumulative", 0, 0),
+    ("in batch", "cumulative", -1, -(2**62)),
+    ("sampled", "cumulative", -1, 2**53),
+    ("in batch", "share", 3, torch.nan),
+    ("in batch", "share", 3, -0.1),
+    ("in batch", "share", 3, 0.9),
+    ("adaptive", "order", 3, V),
+    ("adaptive", "order", 3, 2**40),
+    ("mixtape", "own", 3, V),
+    ("mixtape", "own", 3, -1),
+    ("mixtape", "own", 3, int(ORDER[4])),
+    ("trees, leaves", "feature_index", (1, 5), D),
+    ("trees, leaves", "feature_index", (1, 0), -1),
+    ("trees, leaves", "feature_index", (1, 4), 0),
+    ("screened", "rotation", (1, 2), torch.inf),
+    ("screened", "rotation_bias", 1, torch.nan),
+    ("screened", "scale", 3, torch.nan),
+    ("screened", "scale", 3, -1.0),
+    ("screened", "offset", 3, torch.inf),
+    ("screened", "offset", 3, torch.nan),
+    ("screened", "offset", -1, 5.0),
+]
+
+
+def with_tables(kind: str) -> Any:
+    if kind == "in batch":
+        return SampledSoftmax(D, V, negatives=5, frequencies=FREQUENCIES)
+    if kind == "screened":
+        linear = torch.nn.Linear(D, V)
+        return ScreenedSoftmax.from_linear(linear, torch.randn(40, D), rank=8, exact=4)
+    return make(kind)
+
+
+@pytest.mark.parametrize(("kind", "table", "place", "value"), OUT_OF_RANGE)
+def test_tables_out_of_range_are_refused(
+    kind: str, table: str, place: Any, value: float, tmp_path: Path
+) -> None:
+    head = with_tables(kind)
+    owner = head.layout if table == "feature_index" else head
+    head.save(tmp_path / "right")
+    load_head(tmp_path / "right")
+    spoilt = getattr(owner, table).clone()
+    spoilt[place] = value
+    owner.register_table(table, spoilt)
+    head.save(tmp_path / "spoilt")
+    with pytest.raises(ValueError, match=rf"spoilt, which is damaged.*: {table}.*: expected .*"):
+        load_head(tmp_path / "spoilt")
+
+
+def test_every_table_is_in_the_test_above() -> None:
+    heads = [with_tables(kind) for kind in (*HEADS, "in batch", "screened")]
+    parts = [part for head in heads for part in head.modules() if isinstance(part, Tables)]
+    tables = {name for part in parts for name in part._own_tables}
+    assert tables - {"preview"} == {table for _, table, _, _ in OUT_OF_RANGE}
 
 
 @pytest.mark.parametrize("kind", HEADS)

@@ -177,6 +177,28 @@ def test_wrong_arguments() -> None:
             make(linear, **{"hidden": hidden} | options)
     with pytest.raises(ValueError, match=r"linear: expected a weight in float32, .* got float64"):
         make(linear.double(), hidden)
-    linear.weight.data[0, 0] = torch.inf
-    with pytest.raises(ValueError, match="linear: expected finite numbers"):
-        make(linear.float(), hidden)
+    for parameter in linear.float().parameters():
+        kept = parameter.data.clone()
+        parameter.data.view(-1)[0] = torch.inf
+        with pytest.raises(ValueError, match="linear: expected finite numbers"):
+            make(linear, hidden)
+        parameter.data = kept
+
+
+def test_a_class_that_never_comes(tmp_path: Path) -> None:
+    """By a bias of -inf."""
+    linear, hidden = model()
+    linear.bias.data[7] = -torch.inf
+    ScreenedSoftmax.from_linear(linear, exact=9).save(tmp_path / "head")
+    log_prob = load_head(tmp_path / "head").eval().log_prob(hidden)
+    assert (log_prob[:, 7] == -torch.inf).all()
+    assert log_prob.isfinite().sum() == len(hidden) * (V - 1)
+
+
+def test_tiny_contexts_are_as_zero() -> None:
+    """127 divided by their largest number overflows; a softmax gives the same for both."""
+    linear, _ = model()
+    head = ScreenedSoftmax.from_linear(linear, exact=9).eval()
+    hidden = torch.full((1, D), 1e-37)
+    torch.testing.assert_close(head.log_prob(hidden), head.log_prob(0 * hidden))
+    assert head.sample(hidden, 5).shape == (1, 5)

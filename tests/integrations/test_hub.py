@@ -103,12 +103,7 @@ def test_the_folder_is_the_plain_models(
 
 
 @pytest.mark.parametrize("head", [None, "mos"])
-def test_a_layer_that_the_model_keeps_in_float32(
-    head: str | None, tmp_path: Path, request: Any
-) -> None:
-    if head:
-        mark = pytest.mark.xfail(strict=True, reason="loaded in the dtype of the embedding")
-        request.applymarker(mark)
+def test_a_layer_that_the_model_keeps_in_float32(head: str | None, tmp_path: Path) -> None:
     build("HYV4ForCausalLM").to(torch.bfloat16).save_pretrained(tmp_path / "plain")
     options = {"dtype": torch.bfloat16}
     model = transformers.HYV4ForCausalLM.from_pretrained(tmp_path / "plain", **options)
@@ -252,12 +247,7 @@ def test_arguments_are_those_of_transformers(tmp_path: Path) -> None:
         from_pretrained(tmp_path / "nothing")
 
 
-_AUTO = pytest.mark.xfail(strict=True, reason="dtype='auto' is read as the name of a dtype")
-
-
-@pytest.mark.parametrize(
-    "dtype", [None, torch.bfloat16, torch.float32, pytest.param("auto", marks=_AUTO)]
-)
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float32, "auto"])
 def test_dtypes(dtype: Any, tmp_path: Path) -> None:
     model = perturbed(OWN["trees"](gpt2().to(torch.bfloat16)))
     model.save_pretrained(tmp_path)
@@ -377,12 +367,7 @@ def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
-_UNNAMED = pytest.mark.xfail(strict=True, reason="transformers reads it first, and names no file")
-
-
-@pytest.mark.parametrize(
-    "damage", [drop, shorten, pytest.param(truncate, marks=_UNNAMED), Path.unlink]
-)
+@pytest.mark.parametrize("damage", [drop, shorten, truncate, Path.unlink])
 @pytest.mark.parametrize("shards", [{}, {"max_shard_size": "4KB"}])
 def test_damaged_weights_name_the_folder(
     damage: Any, shards: dict[str, Any], tmp_path: Path
@@ -447,7 +432,6 @@ def elsewhere(folder: Path, what: str) -> str:
     return result.stdout
 
 
-@_AUTO  # which pipeline asks for
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["trees", "mos", "tied trees"])
 def test_another_process_loads_it_with_transformers(kind: str, tmp_path: Path) -> None:

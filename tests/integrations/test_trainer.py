@@ -308,7 +308,6 @@ def test_the_best_model_is_loaded_at_the_end(change: Any, make: Any, tmp_path: P
     assert made.evaluate()["eval_loss"] == pytest.approx(losses[0], rel=1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="the hook sees the keys under the head's own name alone")
 def test_a_checkpoint_under_other_names_is_refused(tmp_path: Path) -> None:
     """Transformers keeps the weights in memory, without a word, where it does not find their names
     in a checkpoint: those of GPT-NeoX are saved as they were loaded."""

@@ -203,7 +203,6 @@ def test_options_of_the_loss_are_of_training() -> None:
     torch.testing.assert_close(model.eval()(ids, labels=ids).loss, exact)
 
 
-@pytest.mark.xfail(strict=True, reason="the check leaves an attribute, least, in the layer")
 def test_undefer_gives_the_plain_model() -> None:
     model = llama()
     reference, ids = copy.deepcopy(model), draw_ids(3, 9)
@@ -214,7 +213,6 @@ def test_undefer_gives_the_plain_model() -> None:
     replace_lm_head(model)
 
 
-@pytest.mark.xfail(strict=True, reason="a source holds itself until Python collects cycles")
 @pytest.mark.parametrize("read", [False, True])
 def test_a_step_leaves_no_memory(read: bool) -> None:
     """When the output of a model goes, what its loss was computed from goes at once."""
@@ -372,10 +370,7 @@ def test_a_step_makes_no_logits(change: Any) -> None:
 @MODELS
 @pytest.mark.parametrize("kind", ["softmax", "sampled"])
 @pytest.mark.parametrize("size", [V, V + 3, V - 5])
-def test_a_resized_vocabulary(make: Make, kind: str, size: int, request: Any) -> None:
-    if make is gpt2 and size != V:
-        mark = pytest.mark.xfail(strict=True, reason="tied: the layer keeps the old size's loss")
-        request.applymarker(mark)
+def test_a_resized_vocabulary(make: Make, kind: str, size: int) -> None:
     model = make()
     reference = copy.deepcopy(model)
     options = {"frequencies": range(V, 0, -1)} if kind == "sampled" else {}
@@ -396,7 +391,6 @@ def test_a_resized_vocabulary(make: Make, kind: str, size: int, request: Any) ->
     torch.testing.assert_close(model(**inputs).loss, reference(**inputs).loss)
 
 
-@pytest.mark.xfail(strict=True, reason="the head shows no weight to transformers")
 @MODELS
 def test_a_head_of_its_own_stays_at_the_same_size(make: Make) -> None:
     model, ids = with_trees(make()), draw_ids(2, 8)
@@ -417,10 +411,8 @@ def test_a_head_of_its_own_cannot_be_resized(make: Make) -> None:
 
 
 @MODELS
-def test_trees_untie_the_embedding(make: Make, request: Any) -> None:
+def test_trees_untie_the_embedding(make: Make) -> None:
     """Trainer calls tie_weights where it loads a checkpoint."""
-    if make is gpt2:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="the config says tied"))
     model = with_trees(make())
     before = copy.deepcopy(model.lm_head.state_dict())
     with torch.no_grad():

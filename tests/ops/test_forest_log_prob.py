@@ -191,6 +191,24 @@ def test_infinities(device: torch.device) -> None:
     assert not grad[4].any()
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("name", ["hidden", "log_prior", "cluster_score"])
+def test_ignored_rows_count_nothing(name: str, reduction: str, device: torch.device) -> None:
+    """Whatever they hold."""
+    found = []
+    for value in (0.0, math.nan, math.inf):
+        given = arguments(device=device)
+        with torch.no_grad():
+            given[name][4] = value
+        loss = forest_log_prob(**given, reduction=reduction)[1].sum()
+        gradients = torch.autograd.grad(loss, leaves(given))
+        found.append([loss.detach(), *gradients])
+        assert not gradients[NAMES.index(name)][4].any()
+    for other in found[1:]:
+        for got, expected in zip(other, found[0], strict=True):
+            assert torch.equal(got, expected)
+
+
 def test_gradcheck() -> None:
     given = arguments(rows=6)
 

@@ -43,7 +43,7 @@ def draw(
         return torch.randn(*size, generator=random)
 
     preview, scale = quantize_preview(normal(classes, features), bits)
-    offset = torch.full_like(scale, -torch.inf)
+    offset = torch.full_like(scale, 1e3)  # what fills up the last block counts for nothing
     offset[:classes] = normal(classes)
     hidden, weight = normal(rows, in_features).to(dtype), normal(classes, in_features).to(dtype)
     query = 2 * normal(rows, features + 1)
@@ -179,6 +179,17 @@ def test_rows_that_are_not_finite(device: torch.device, value: float, place: int
     for i, (got, want) in enumerate(zip(found, expected, strict=True)):
         assert torch.equal(got[[0, 2, 3]], want[[0, 2, 3]])
         assert got[1].tolist() == [0, 1, 2] if i == 1 else got[1].isnan().all()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_tiny_features_are_as_zero(bits: int, device: torch.device) -> None:
+    """127 divided by the largest of them overflows."""
+    arguments = on(device, draw((2, 50, 8, 4), bits))
+    arguments[0][0, :-1], arguments[0][1, :-1] = 0.0, 1e-37 * torch.randn(8).sign()
+    arguments[0][1, -1], arguments[4][1] = arguments[0][0, -1], arguments[4][0]
+    for result in OP(*arguments, 5, 3, 1.0, True):
+        assert torch.equal(result[0], result[1])
+        assert result.isfinite().all()
 
 
 def test_impossible_classes_come_last(device: torch.device) -> None:

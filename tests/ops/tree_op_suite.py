@@ -202,6 +202,15 @@ class TreeOpSuite:
             )
             same_bits(self.op.gradients(one)[:2], [log_prob[row], grad_hidden[row]])
 
+    def test_ignored_rows_count_nothing(self, device: torch.device) -> None:
+        """Also where their contexts are NaN."""
+        batch = self.op.batch(USUAL, torch.float32).to(device)
+        expected, ignored = self.op.gradients(batch), batch.target == -1
+        hidden = batch.hidden.masked_fill(ignored[:, None], torch.nan)
+        assert ignored.any()
+        for sparse in (False, True):
+            same_bits(self.op.gradients(replace(batch, hidden=hidden), sparse=sparse), expected)
+
     def test_many_rows_do_not_depend_on_each_other(self) -> None:
         self.test_rows_do_not_depend_on_each_other(torch.device("cpu"), MANY)
 

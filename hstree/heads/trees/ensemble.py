@@ -24,7 +24,7 @@ from hstree.heads.exclude import is_excluded
 from hstree.heads.losses import split_rows
 from hstree.heads.options import name_builder_options
 from hstree.heads.resizing import ClassChange
-from hstree.heads.tables import adopt_tables, fill, saved_tables
+from hstree.heads.tables import adopt_tables, check_entries, fill, saved_tables
 from hstree.heads.trees.fitting import fit_nodes
 from hstree.heads.trees.gate import GATES, UniformGate
 from hstree.heads.trees.layout import LEAF, Layout
@@ -906,6 +906,11 @@ class TreeEnsemble(Head):
             **options,
         )
         adopt_tables(head.layout, tensors, "layout.")
+        index = head.layout.feature_index
+        if index is not None:
+            right = (index >= 0) & (index < head.in_features)
+            right &= index.diff(dim=1, prepend=index.new_full((len(index), 1), -1)) > 0
+            check_entries("feature_index", index, right, f"increasing in [0, {head.in_features})")
         return head
 
     def extra_repr(self) -> str:
