@@ -198,8 +198,8 @@ def test_only_ops_call_the_operators() -> None:
 
 
 def test_root_modules_do_not_import_rooms() -> None:
-    """Only hstree/__init__.py gathers the core, and hstree/__main__.py the commands. Deferred logits
-    and transformers lie above the heads; modules beside them lie below all rooms."""
+    """Only hstree/__init__.py gathers the core, and hstree/__main__.py the commands. Deferred
+    logits and transformers lie above the heads; modules beside them lie below all rooms."""
     above = ("__init__", "__main__", "deferred", "transformers")
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: imports {module}"
