@@ -530,7 +530,9 @@ def from_pretrained(path: str | os.PathLike[str], **options: Any) -> Any:
     config_class: Any = transformers.CONFIG_MAPPING[raw["model_type"]]
     names = {"dtype", "torch_dtype"} & options.keys()  # "auto" is no value of a config
     kept = {str(key): options.pop(key) for key in names}
+    given = options.pop("config", None)
     config, options = config_class.from_dict(raw, return_unused_kwargs=True, **options)
+    config = config if given is None else given
     options |= kept
     wants_info = options.pop("output_loading_info", False)
     # Only the report of what this function expects is left out.
@@ -583,10 +585,6 @@ def _head_tensors(
     path: str | os.PathLike[str], names: list[str], options: dict[str, Any]
 ) -> dict[str, Tensor]:
     """The tensors of the head in a saved model, by their names in the head."""
-    if options.get("state_dict") is not None:
-        given: dict[str, Tensor] = options["state_dict"]
-        prefix = _prefix(path, given, names)
-        return {name: given[f"{prefix}{name}"] for name in names}
     hub = {name: options[name] for name in _HUB if name in options}
     variant = f".{options['variant']}" if options.get("variant") else ""
     try:
