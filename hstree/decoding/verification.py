@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hstree._checks import check_generator
+from hstree._numerics import draw_columns
 
 CANDIDATES = 64
 """Draws from p that a rejected word is replaced from, before all classes are computed."""
@@ -62,7 +63,7 @@ def verify(
     count = (uniform < ratio).long().cumprod(0).sum(0)
     row = torch.arange(batch, device=count.device)
     of_row = log_p[count, row]
-    words = torch.multinomial(of_row.exp(), CANDIDATES, replacement=True, generator=generator)
+    words = draw_columns(of_row.exp(), CANDIDATES, generator)
     last = words[:, 0].clone()
     (rejected,) = (count < n).nonzero(as_tuple=True)
     if len(rejected):
@@ -94,5 +95,5 @@ def _replacement(
         rest = (prob - log_q(everything).exp().to(prob.dtype)).clamp(min=0.0)[left]
         some = rest.sum(1, keepdim=True) > 0  # p = q up to rounding leaves nothing
         rest = torch.where(some, rest, prob[left])
-        drawn[left] = torch.multinomial(rest, 1, generator=generator).squeeze(1)
+        drawn[left] = draw_columns(rest, 1, generator).squeeze(1)
     return drawn

@@ -30,7 +30,7 @@ from hstree._checks import (
     smoothed_frequencies,
 )
 from hstree._files import write_atomic
-from hstree._numerics import autocasts, without_ignored
+from hstree._numerics import autocasts, draw_columns, without_ignored
 from hstree.heads.losses import (
     check_class_weight,
     in_row_chunks,
@@ -443,7 +443,7 @@ class Head(nn.Module, ABC):
             shape = (0, n)
             return hidden.new_empty(shape, dtype=torch.int64), hidden.new_empty(shape)
         log_prob = tempered(self.class_log_prob(hidden), temperature)
-        classes = torch.multinomial(log_prob.exp(), n, replacement=True, generator=generator)
+        classes = draw_columns(log_prob.exp(), n, generator)
         return classes, log_prob.gather(1, classes)
 
     def candidate_log_prob(

@@ -18,7 +18,7 @@ from hstree._checks import (
     check_seed,
     smoothed_frequencies,
 )
-from hstree._numerics import linear_scores
+from hstree._numerics import draw_columns, linear_scores
 from hstree.heads.class_sampler import ClassSampler
 from hstree.heads.options import name_builder_options
 from hstree.heads.resizing import ClassChange
@@ -378,11 +378,11 @@ class ForestSoftmax(ClassSampler):
         if temperature != 1.0 or n > 1 or not len(hidden):
             return super().sample_rows(hidden, n, temperature, generator)
         log_prior, cluster_score = self._of_trees(hidden)
-        tree = torch.multinomial(log_prior.exp(), 1, generator=generator).squeeze(1)
+        tree = draw_columns(log_prior.exp(), 1, generator).squeeze(1)
         row = torch.arange(hidden.shape[0], device=hidden.device)
         scores = linear_scores(hidden, self.weight, self.bias)
         scores = scores + cluster_score[row, tree].gather(1, self.cluster.t()[tree].long())
-        return torch.multinomial(scores.softmax(1), 1, generator=generator), None
+        return draw_columns(scores.softmax(1), 1, generator), None
 
     def config(self) -> dict[str, Any]:
         return super().config() | {
