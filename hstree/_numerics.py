@@ -230,3 +230,58 @@ def log_add_exp(a: Tensor, b: Tensor) -> Tensor:
     never = (a == -math.inf) & (b == -math.inf)
     a, b = a.masked_fill(never, 0.0), b.masked_fill(never, 0.0)
     return torch.logaddexp(a, b).masked_fill(never, -math.inf)
+
+
+DRAW_BLOCK = 256
+"""Most columns of a block of :func:`draw_columns`."""
+
+
+def draw_columns(weight: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
+    """Columns [N, n], int64, drawn with replacement in proportion to the weights [N, V] of a row.
+
+    Sums are in float64, so that a column of any share is drawn as often as it should: those of
+    :func:`torch.multinomial` are in float32, where a share below 6e-8 of the sum so far is lost. A
+    draw finds its block of columns first: only the sums of blocks are added up for all.
+
+    Raises:
+        ValueError: on the CPU, for a row whose sum is not positive and finite.
+    """
+    columns = weight.shape[1]
+    # The blocks of all draws together are a small part of the columns.
+    size = min(DRAW_BLOCK, 2 ** max(0, (columns // (16 * n)).bit_length() - 1))
+    whole = columns // size
+    sums = weight
+    if size > 1:
+        sums = weight[:, : whole * size].reshape(-1, whole, size).sum(2)
+        if columns % size:
+            rest = weight[:, whole * size :].sum(1, keepdim=True)
+            sums = torch.cat([sums, rest], 1)
+    sums = sums.double().cumsum(1)
+    if weight.device.type == "cpu" and not torch.compiler.is_compiling():
+        bad = ~((sums[:, -1] > 0) & (sums[:, -1] < math.inf))
+        if bad.any():
+            row = int(bad.nonzero()[0])
+            raise ValueError(
+                "probabilities: expected rows with a positive and finite sum, got "
+                f"{sums[row, -1].item()} in row {row}"
+            )
+    options: Any = {"dtype": torch.float64, "device": weight.device, "generator": generator}
+    block, part = _find(sums, torch.rand(len(weight), n, **options))
+    if size == 1:
+        return block
+    place = size * block.unsqueeze(2) + torch.arange(size, device=block.device)
+    own = weight.gather(1, place.clamp(max=columns - 1).flatten(1)).view(place.shape).double()
+    within, _ = _find(own.masked_fill(place >= columns, 0.0).cumsum(2), part.unsqueeze(2))
+    found: Tensor = size * block + within.squeeze(2)
+    return found
+
+
+def _find(sums: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
+    """The first of the increasing sums [..., K] above ``part`` [..., n], from 0 to 1, of the last
+    one, and which part of its step that is."""
+    total = sums[..., -1:]
+    at = torch.minimum(part * total, torch.nextafter(total, total.new_zeros(())))
+    index = torch.searchsorted(sums, at, right=True).clamp(max=sums.shape[-1] - 1)
+    end = sums.gather(-1, index)
+    begin = sums.gather(-1, (index - 1).clamp(min=0)).masked_fill(index == 0, 0.0)
+    return index, (at - begin) / (end - begin)

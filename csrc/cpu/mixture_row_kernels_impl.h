@@ -51,14 +51,12 @@ static inline A largest(const A* z, int64_t width) {
 template <typename A>
 static inline A exponentials(const A* z, int64_t width, A most, A* out) {
   constexpr int64_t W = VectorOf<A>::width;
-  Vector<A> sum = {};
-  int64_t c = 0;
-  for (; c + W <= width; c += W) {
-    const Vector<A> e = exponential(load(z + c) - splat(most));
-    if (out) store(out + c, e);
-    sum += e;
-  }
-  A total = sum_of<A>(sum);
+  const int64_t c = width - width % W;
+  A total = sum_of<A>(sum_of_vectors<A>(c, [&](int64_t at, Vector<A> sum) {
+    const Vector<A> e = exponential(load(z + at) - splat(most));
+    if (out) store(out + at, e);
+    return sum + e;
+  }));
   if (c < width) {
     const Vector<A> e = exponential(load_first(z + c, width - c) - splat(most));
     if (out) store_first(out + c, width - c, e);

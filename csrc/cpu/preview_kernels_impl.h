@@ -133,10 +133,10 @@ static float log_sum_exp(const float* z, int64_t count, float sharpness) {
   constexpr int64_t W = VectorOf<float>::width;
   const float most = mixture_row::largest(z, count);
   if (most == -__builtin_inff()) return most;
-  Vector<float> sums = {};
-  int64_t c = 0;
-  for (; c + W <= count; c += W) sums += exponential((load(z + c) - splat(most)) * sharpness);
-  float sum = sum_of<float>(sums);
+  const int64_t c = count - count % W;
+  float sum = sum_of<float>(sum_of_vectors<float>(c, [&](int64_t at, Vector<float> part) {
+    return part + exponential((load(z + at) - splat(most)) * sharpness);
+  }));
   if (c < count) {
     const Vector<float> rest = exponential((load_first(z + c, count - c) - splat(most)) * sharpness);
     for (int64_t i = 0; i < count - c; ++i) sum += rest[i];

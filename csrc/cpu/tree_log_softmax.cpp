@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "cpu/capability.h"
@@ -309,7 +310,7 @@ void select(const Terms<A>& terms, const RowGroup<A>& rows, int64_t k, A* log_pr
   constexpr int64_t block = 64;  // classes whose best are added at a time
   using Found = FoundClass<A>;
   std::vector<std::vector<Found>> best(rows.count);
-  std::vector<A> least(terms.lanes, A{-1});
+  std::vector<A> threshold(terms.lanes, A{-1});
   std::vector<Found> found(block * rows.lanes);
   const auto keep = [&](std::vector<Found>& some) {
     std::nth_element(some.begin(), some.begin() + (k - 1), some.end(), more_probable<A>);
@@ -319,23 +320,26 @@ void select(const Terms<A>& terms, const RowGroup<A>& rows, int64_t k, A* log_pr
   for (int64_t y = 0; y < terms.m.classes; y += block) {
     const int64_t end = std::min(y + block, terms.m.classes);
     const int64_t count =
-        terms.kernels.probable(terms.m, terms.walk, rows, y, end, least.data(), found.data());
+        terms.kernels.probable(terms.m, terms.walk, rows, y, end, threshold.data(), found.data());
     for (int64_t i = 0; i < count; ++i) {
       std::vector<Found>& some = best[found[i].row];
-      if (!(found[i].value > least[found[i].row])) continue;
+      if (!(found[i].value > threshold[found[i].row])) continue;
       some.push_back(found[i]);
-      if (static_cast<int64_t>(some.size()) >= 2 * k + block) least[found[i].row] = keep(some);
+      if (static_cast<int64_t>(some.size()) >= 2 * k + block) threshold[found[i].row] = keep(some);
     }
     if (y > 0) continue;
     for (int64_t r = 0; r < rows.count; ++r) {
-      if (static_cast<int64_t>(best[r].size()) >= k) least[r] = keep(best[r]);
+      if (static_cast<int64_t>(best[r].size()) >= k) threshold[r] = keep(best[r]);
     }
   }
+  // A class whose share is 0 in all trees may have as much.
+  const double lost = std::is_same_v<A, float> ? lost_float : lost_double;
+  const double least = std::max(least_sum, lost * static_cast<double>(terms.m.trees));
   for (int64_t r = 0; r < rows.count; ++r) {
     const int64_t first = (rows.begin + r) * k;
     const double unit = rows.unit[r] - headroom * std::log(2.0);
     if (std::isnan(unit) || static_cast<int64_t>(best[r].size()) < k ||
-        !(keep(best[r]) >= static_cast<A>(least_sum))) {
+        !(keep(best[r]) >= static_cast<A>(least))) {
       std::fill_n(log_prob + first, k, std::numeric_limits<A>::quiet_NaN());
       std::fill_n(index + first, k, int64_t{-1});
       continue;

@@ -123,6 +123,8 @@ struct FoundClass {
 // Sums below it, in shares of the largest, could lose digits to terms that are 0 in float32.
 constexpr double least_sum = 1e-25;
 constexpr int headroom = 58;  // powers of two between the largest value and 1
+// Of a value times a share that `exponential` rounds to 0: more than 2^headroom times the largest such share.
+constexpr double lost_float = 0x1p58 * 2.4e-38, lost_double = 0x1p58 * 4.5e-308;
 
 template <typename A>
 struct TreeMixKernels {

@@ -73,15 +73,21 @@ static inline A sum_by_halves(Vector<A> v) {
   return part[0];
 }
 
-// The sum of `width` terms: add(c, sum) adds term c. W partial sums keep thousands of terms accurate.
+// The sum of `width` terms: add(c, sum) adds term c. W partial sums, as accurate for millions of terms as for few.
 template <typename A, typename Add>
 static inline Vector<A> sum_of_parts(int64_t width, const Add& add) {
   constexpr int64_t W = VectorOf<A>::width;
-  Vector<A> parts[W] = {};
+  Vector<A> parts[W] = {}, lost[W] = {};
   int64_t c = 0;
-  for (; c + W <= width; c += W) {
+  while (c + W <= width) {
+    const int64_t end = c + terms_of_sum * W < width ? c + terms_of_sum * W : width;
+    Vector<A> some[W] = {};
+    for (; c + W <= end; c += W) {
 #pragma GCC unroll 16
-    for (int64_t i = 0; i < W; ++i) parts[i] = add(c + i, parts[i]);
+      for (int64_t i = 0; i < W; ++i) some[i] = add(c + i, some[i]);
+    }
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < W; ++i) add_exactly(parts[i], lost[i], some[i]);
   }
   A part[W * W];
 #pragma GCC unroll 16
@@ -92,6 +98,14 @@ static inline Vector<A> sum_of_parts(int64_t width, const Add& add) {
     for (int64_t i = 0; i < half; ++i) store(part + i * W, part_of(i) + part_of(half + i));
   }
   return part_of(0);
+}
+
+// The same for one row, with the same bits: add(c, sum) adds a vector of terms from c on, with zeros after the last.
+template <typename A, typename Add>
+static inline A sum_of_row(int64_t width, const Add& add) {
+  const int64_t whole = width - width % VectorOf<A>::width;
+  const Vector<A> parts = sum_of_vectors<A>(whole, add);
+  return sum_by_halves<A>(whole < width ? add(whole, parts) : parts);
 }
 
 // The sum of exp(z - most) over the children of a node, for a group of rows; z [width, W]. With keep_exponentials,
@@ -112,7 +126,7 @@ template <typename A>
 static inline A sum_of_exponentials(A* z, int64_t width, A& most) {
   constexpr int64_t W = VectorOf<A>::width;
   const Vector<A> impossible = splat(static_cast<A>(-__builtin_inf()));
-  Vector<A> largest = impossible, part = {};
+  Vector<A> largest = impossible;
   store(z + width, impossible);
   for (int64_t c = 0; c < width; c += W) {
     const Vector<A> some = load(static_cast<const A*>(z + c));
@@ -121,8 +135,9 @@ static inline A sum_of_exponentials(A* z, int64_t width, A& most) {
   most = largest[0];
   for (int64_t i = 1; i < W; ++i) most = largest[i] > most ? largest[i] : most;
   const Vector<A> shift = splat(most);
-  for (int64_t c = 0; c < width; c += W) part += exponential(load(static_cast<const A*>(z + c)) - shift);
-  return sum_by_halves<A>(part);
+  return sum_of_row<A>(width, [&](int64_t c, Vector<A> sum) {
+    return sum + exponential(load(static_cast<const A*>(z + c)) - shift);
+  });
 }
 
 // Writes the scores of a wide node to z and their largest to `most`, and returns the sum of exp(score - most).

@@ -40,11 +40,9 @@ static inline A sum_of_shares(const A* share, const A* factor, const int32_t* cl
   }
   store(a + width, Vector<A>{});
   store(b + width, Vector<A>{});
-  Vector<A> part = {};
-  for (int64_t c = 0; c < width; c += W) {
-    part = part + load(static_cast<const A*>(a + c)) * load(static_cast<const A*>(b + c));
-  }
-  return log_prob::sum_by_halves<A>(part);
+  return log_prob::sum_of_row<A>(width, [&](int64_t c, Vector<A> sum) {
+    return sum + load(static_cast<const A*>(a + c)) * load(static_cast<const A*>(b + c));
+  });
 }
 
 // log sum_t exp(term_t) of the T vectors of `term`.
@@ -197,15 +195,20 @@ template <typename A>
 static void weigh(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& rows) {
   constexpr int64_t W = VectorOf<A>::width;
   const int64_t L = rows.lanes, slots = walk.others + walk.groups;
-  const auto each = [&](const auto& f) {  // vectors of values, and the numbers in them
-    for (int64_t t = 0; t < m.trees; ++t) {
-      A* const value = rows.value + (t * slots + walk.others) * L;
-      const int64_t end = walk.groups_of[t] * L;
-      for (int64_t s = -walk.others_of[t] * L; s < end; s += W) f(value + s, end - s < W ? end - s : W);
-    }
-  };
+  // To a value of another class, what is lost in all trees adds less than a unit in the last place.
+  constexpr double lost = sizeof(A) == 4 ? lost_float / __FLT_EPSILON__ : lost_double / __DBL_EPSILON__;
+  const A grouped = static_cast<A>(least_sum), other = static_cast<A>(lost * m.trees);
+  const auto each =
+      [&](const auto& f) {  // vectors of values, the numbers in them, and how small these may be
+        for (int64_t t = 0; t < m.trees; ++t) {
+          A* const value = rows.value + (t * slots + walk.others) * L;
+          for (int64_t s = -walk.others_of[t] * L; s < 0; s += W) f(value + s, -s < W ? -s : W, other);
+          const int64_t end = walk.groups_of[t] * L;
+          for (int64_t s = 0; s < end; s += W) f(value + s, end - s < W ? end - s : W, grouped);
+        }
+      };
   Vector<A> most = splat(static_cast<A>(-__builtin_inf()));
-  each([&](A* value, int64_t some) {
+  each([&](A* value, int64_t some, A) {
     const Vector<A> v = load_first(value, some);
     most = lanes_below(A{}, some) && v > most ? v : most;
   });
@@ -214,14 +217,13 @@ static void weigh(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& 
     for (int64_t i = 1; i < W; ++i) largest = most[i] > largest ? most[i] : largest;
     most = splat(largest);
   }
-  Vector<A> least = splat(static_cast<A>(__builtin_inf()));
-  each([&](A* value, int64_t some) {
+  const Vector<A> bad = splat(static_cast<A>(__builtin_nan("")));
+  Vector<A> unit = most;
+  each([&](A* value, int64_t some, A least) {
     const Vector<A> v = exponential(load_first(value, some) - most) * static_cast<A>(uint64_t{1} << headroom);
     store_first(value, some, v);
-    least = lanes_below(A{}, some) && (v < least || v != v) ? v : least;  // NaN if one is
+    unit = lanes_below(A{}, some) && !(v >= least) ? bad : unit;
   });
-  const Vector<A> bad = splat(static_cast<A>(__builtin_nan("")));
-  Vector<A> unit = least >= static_cast<A>(least_sum) ? most : bad;
   for (int64_t i = 1; L == 1 && i < W; ++i) {
     if (unit[i] != unit[i]) unit = bad;
   }

@@ -399,6 +399,31 @@ inline float sum_of<float>(Vector<float> v) {
 }
 #endif
 
+constexpr int64_t terms_of_sum = 64;  // of a partial sum, before it is added to the total
+
+// total + value, with what the roundings lost in `lost`. After Kahan.
+template <typename V>
+static inline void add_exactly(V& total, V& lost, V value) {
+  const V rest = value - lost, sum = total + rest;
+  lost = (sum - total) - rest;
+  total = sum;
+}
+
+// The sum of vectors of terms: add(c, sum) adds those from c on, for c = 0, W, ... < count. As accurate for millions of
+// terms as for few.
+template <typename A, typename Add>
+static inline Vector<A> sum_of_vectors(int64_t count, const Add& add) {
+  constexpr int64_t W = VectorOf<A>::width;
+  Vector<A> total = {}, lost = {};
+  for (int64_t c = 0; c < count;) {
+    const int64_t end = c + terms_of_sum * W < count ? c + terms_of_sum * W : count;
+    Vector<A> some = {};
+    for (; c < end; c += W) some = add(c, some);
+    add_exactly(total, lost, some);
+  }
+  return total;
+}
+
 template <typename T>
 static inline accumulate_t<T> element(const T* p) {
   return load_first(p, 1)[0];

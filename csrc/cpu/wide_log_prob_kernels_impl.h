@@ -194,9 +194,10 @@ static inline void log_softmax(const T* bias, int64_t width, A* z) {
     most = some > most ? some : most;
   }
   const A largest = largest_of<A>(most);
-  Vector<A> sum = {};
-  for (int64_t c = 0; c < width; c += W) sum += exponential(load_or_impossible(z + c, width - c) - largest);
-  const A log_sum = log_of(sum_of<A>(sum));
+  const Vector<A> sums = sum_of_vectors<A>(width, [&](int64_t c, Vector<A> sum) {
+    return sum + exponential(load_or_impossible(z + c, width - c) - largest);
+  });
+  const A log_sum = log_of(sum_of<A>(sums));
   for (int64_t c = 0; c < width; c += W) {
     store_up_to(z + c, width - c, (load_or_impossible(z + c, width - c) - largest) - log_sum);
   }

@@ -30,7 +30,13 @@ from hstree._checks import (
     smoothed_frequencies,
 )
 from hstree._files import write_atomic
-from hstree._numerics import autocasts, is_transformed, log_sum_exp, without_ignored
+from hstree._numerics import (
+    autocasts,
+    draw_columns,
+    is_transformed,
+    log_sum_exp,
+    without_ignored,
+)
 from hstree.heads.exclude import check_exclude, is_excluded, mask_excluded, topk_without, without
 from hstree.heads.losses import (
     check_class_weight,
@@ -546,7 +552,7 @@ class Head(nn.Module, ABC):
         log_prob = self.tempered_log_prob(hidden, temperature)
         if excluded is not None:
             log_prob = without(log_prob, excluded)
-        classes = torch.multinomial(log_prob.exp(), n, replacement=True, generator=generator)
+        classes = draw_columns(log_prob.exp(), n, generator)
         return classes, log_prob.gather(1, classes)
 
     def sample_again(

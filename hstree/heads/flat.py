@@ -20,6 +20,7 @@ from hstree.heads.resizing import ClassChange
 from hstree.heads.tables import adopt_tables, fill
 from hstree.heads.tying import HasWeight, weight_to_tie
 from hstree.ops import LogitFunction, mixture_log_prob
+from hstree.ops.target_log_softmax import log_softmax
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -250,7 +251,7 @@ class FlatHead(Head):
         """Log-probabilities [N, V] of one component: latent [N, E]."""
         logits = linear_scores(latent, self.weight, self.bias)
         function: LogitFunction = self.function(logits.dtype, logits.device)
-        return function(logits).log_softmax(-1)
+        return log_softmax(function(logits))
 
     def resize_classes(self, change: ClassChange) -> None:
         weight, bias = self._parameters["weight"], self.bias

@@ -18,7 +18,7 @@ from hstree._checks import (
     check_seed,
     smoothed_frequencies,
 )
-from hstree._numerics import linear_scores
+from hstree._numerics import draw_columns, linear_scores
 from hstree.heads.class_sampler import ClassSampler
 from hstree.heads.options import name_builder_options
 from hstree.heads.resizing import ClassChange
@@ -333,11 +333,26 @@ class ForestSoftmax(ClassSampler):
         check_entries("cluster", self.cluster, right, f"a cluster in [0, {self.clusters})")
 
     def resize_classes(self, change: ClassChange) -> None:
-        """New classes join the clusters in turn."""
+        """New classes join the clusters in turn. Where there are fewer classes than clusters, those
+        without classes end."""
         super().resize_classes(change)
         added = torch.arange(change.added, dtype=torch.int32)[:, None] % self.clusters
         kept = self.cluster[: change.kept].cpu()
         self.register_table("cluster", torch.cat([kept, added.expand(-1, self.n_trees)]))
+        if change.new < self.clusters:
+            self._drop_empty_clusters(change)
+
+    def _drop_empty_clusters(self, change: ClassChange) -> None:
+        """Keep as many clusters as the tree with the most of them has classes in."""
+        cluster = self.cluster.cpu().t().long()  # [T, V]
+        empty = torch.ones(self.n_trees, self.clusters, dtype=torch.int64).scatter_(1, cluster, 0)
+        order = empty.argsort(dim=1, stable=True)
+        self.register_table("cluster", order.argsort(1).gather(1, cluster).t().int())
+        first = self.clusters * torch.arange(self.n_trees)[:, None]
+        self.clusters -= int(empty.sum(1).min())
+        rows = (first + order[:, : self.clusters]).flatten().to(self.cluster_weight.device)
+        self.cluster_weight = change.parameter(self.cluster_weight[rows], self.cluster_weight)
+        self.cluster_bias = change.parameter(self.cluster_bias[rows], self.cluster_bias)
 
     @property
     def linear_scores(self) -> bool:
@@ -385,11 +400,11 @@ class ForestSoftmax(ClassSampler):
         if excluded is not None:
             return self.sample_again(hidden, n, temperature, generator, excluded)
         log_prior, cluster_score = self._of_trees(hidden)
-        tree = torch.multinomial(log_prior.exp(), 1, generator=generator).squeeze(1)
+        tree = draw_columns(log_prior.exp(), 1, generator).squeeze(1)
         row = torch.arange(hidden.shape[0], device=hidden.device)
         scores = linear_scores(hidden, self.weight, self.bias)
         scores = scores + cluster_score[row, tree].gather(1, self.cluster.t()[tree].long())
-        return torch.multinomial(scores.softmax(1), 1, generator=generator), None
+        return draw_columns(scores.softmax(1), 1, generator), None
 
     def config(self) -> dict[str, Any]:
         return super().config() | {

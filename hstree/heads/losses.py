@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from hstree._numerics import is_transformed
 from hstree.heads.tables import check_entries
 from hstree.ops import default_chunk_rows
+from hstree.ops.target_log_softmax import log_softmax
 
 
 def check_class_weight(class_weight: Any, n_classes: int) -> Tensor | None:
@@ -70,4 +71,4 @@ def tempered(log_prob: Tensor, temperature: float) -> Tensor:
         return log_prob
     # The rounding error of a large term that all classes share would grow with the quotient.
     most = log_prob.amax(-1, keepdim=True)
-    return ((log_prob - most) / temperature).log_softmax(-1)
+    return log_softmax((log_prob - most) / temperature)

@@ -16,7 +16,7 @@ from hstree.heads.losses import in_row_chunks
 from hstree.heads.mixture import ZeroBiasLinear
 from hstree.heads.resizing import ClassChange
 from hstree.heads.tables import Tables, check_entries
-from hstree.ops import target_log_softmax
+from hstree.ops.target_log_softmax import log_softmax, target_log_softmax
 
 COMPONENTS, GATES = 4, 3
 
@@ -174,7 +174,7 @@ class Mixtape(Tables, FlatHead):
         return score if self.bias is None else score + at_least_float32(self.bias)[target]
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
-        return self._logits(hidden).log_softmax(-1)
+        return log_softmax(self._logits(hidden))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits [N, V], float32 or float64."""

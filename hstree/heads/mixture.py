@@ -10,7 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_int, check_nonnegative, check_probability, check_sequence
-from hstree._numerics import at_least_float32, input_dtype, log_add_exp, without_ignored
+from hstree._numerics import (
+    at_least_float32,
+    draw_columns,
+    input_dtype,
+    log_add_exp,
+    without_ignored,
+)
 from hstree.heads.base import HeadOutput
 from hstree.heads.flat import FlatHead
 from hstree.heads.functions import build_function
@@ -136,10 +142,10 @@ class _SoftmaxMixture(_Mixture):
         if excluded is not None:
             return self.sample_again(hidden, n, temperature, generator, excluded)
         latent, log_prior = self.components(hidden)
-        chosen = torch.multinomial(log_prior.exp(), 1, generator=generator).squeeze(1)
+        chosen = draw_columns(log_prior.exp(), 1, generator).squeeze(1)
         row = torch.arange(len(hidden), device=hidden.device)
         prob = self.component_log_prob(latent[row, chosen]).exp()
-        return torch.multinomial(prob, 1, generator=generator), None
+        return draw_columns(prob, 1, generator), None
 
 
 class MixtureOfSoftmaxes(_SoftmaxMixture):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_bool, check_int, check_number, check_tensor, check_up_to
-from hstree._numerics import no_autocast
+from hstree._numerics import draw_columns, no_autocast
 from hstree.heads.base import Head
 from hstree.heads.exclude import topk_without
 from hstree.heads.losses import mask_candidates, split_rows
@@ -352,14 +352,14 @@ class ScreenedSoftmax(Tables, Head):
         )
         if not len(hidden):
             return found.classes[:, :1].expand(0, n), log_prob[:, :1].expand(0, n)
-        place = torch.multinomial(log_prob.exp(), n, replacement=True, generator=generator)
+        place = draw_columns(log_prob.exp(), n, generator)
         log_prob, rest = log_prob.gather(1, place), place == self.exact
         classes = found.classes.gather(1, place.clamp(max=self.exact - 1))
         (rows,) = rest.any(1).nonzero(as_tuple=True)
         if len(rows):  # drawn from the classes that have only a preview
             scores = self._screened(hidden[rows], self.exact, 1, temperature, True).scores
             scores = scores.scatter(1, found.classes[rows], -torch.inf) / temperature
-            drawn = torch.multinomial(scores.softmax(1), n, replacement=True, generator=generator)
+            drawn = draw_columns(scores.softmax(1), n, generator)
             of_drawn = scores.gather(1, drawn) - log_normalizer[rows]
             classes[rows] = torch.where(rest[rows], drawn, classes[rows])
             log_prob[rows] = torch.where(rest[rows], of_drawn, log_prob[rows])

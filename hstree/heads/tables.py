@@ -68,7 +68,7 @@ class Tables(nn.Module):
 
     def register_table(self, name: str, values: Tensor) -> None:
         """Add or replace a table."""
-        self._own_tables[name] = values.detach().cpu().clone()
+        self._own_tables[name] = values.detach().cpu().clone(memory_format=torch.contiguous_format)
         setattr(self, name, self._own_tables[name].to(self.tables_device))
 
     def check_tables(self) -> None:

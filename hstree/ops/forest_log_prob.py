@@ -36,6 +36,7 @@ from hstree.ops._chunked_loss import (
     write_product,
 )
 from hstree.ops.mixture_log_prob import default_chunk_rows
+from hstree.ops.target_log_softmax import log_softmax
 
 
 def forest_log_prob(
@@ -336,7 +337,7 @@ def forest_log_softmax(
     total = None
     # One tree after another: all at once would take [N, T, V].
     for t, index in enumerate(cluster.long().unbind(1)):
-        of_tree = (score + cluster_score[:, t].index_select(1, index)).log_softmax(1)
+        of_tree = log_softmax(score + cluster_score[:, t].index_select(1, index))
         of_tree = of_tree + log_prior[:, t : t + 1]
         total = of_tree if total is None else log_add_exp(total, of_tree)
     assert total is not None

@@ -44,7 +44,8 @@ def leaf_tree_topk(
     Returns:
         Log-probabilities [N, k], most probable first, and classes [N, k] int64, equally probable
         ones by number. NaN and -1 for a row with a NaN, or whose k-th class or any leaf group has a
-        share that could lose digits: less than 1e-25 of the row's largest.
+        share that could lose digits: that of a group is less than 1e-25 of the row's largest, or
+        another class, with a share that is 0 in float32, could be more probable.
 
     Raises:
         RuntimeError: for a wrong shape, dtype, device, number or table.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hstree._numerics import is_transformed
 from hstree.ops._autograd import (
     by_rows,
     define,
@@ -78,6 +79,42 @@ def target_log_softmax(
     """
     log_prob: Tensor = torch.ops.hstree.target_log_softmax(logits, target, c, k, table, radius)[0]
     return log_prob
+
+
+class _LogSoftmax(torch.autograd.Function):
+    """:func:`log_softmax` of scores [R, V]."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        # A normalizer near 0, which float32 rounds to little.
+        log_prob = scores - scores.amax(1, keepdim=True)
+        first = log_prob.new_zeros(len(log_prob), dtype=torch.int64)
+        sums = torch.ops.hstree.target_log_softmax(log_prob, first, 0.0, 1.0, None, 1.0)
+        log_prob -= sums[1].unsqueeze(1)
+        ctx.save_for_backward(log_prob)
+        return log_prob
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (log_prob,) = ctx.saved_tensors
+        return torch._log_softmax_backward_data(grad, log_prob, 1, log_prob.dtype)
+
+
+def log_softmax(scores: Tensor) -> Tensor:
+    """Log-softmax of scores [..., V] over the classes, with the sums of
+    :func:`target_log_softmax`: those of :func:`torch.log_softmax` are off by 1e-5 at a million
+    classes and by 3% at ten million on a CPU."""
+    own_sums = scores.device.type in ("cpu", "cuda", "meta")
+    if not own_sums or is_transformed() or torch.compiler.is_exporting():
+        return scores - scores.logsumexp(-1, keepdim=True)
+    rows = scores.reshape(-1, scores.shape[-1])
+    log_prob: Tensor
+    if torch.compiler.is_compiling():  # which warns of an autograd.Function
+        most, at = rows.max(1, keepdim=True)
+        log_prob = rows - most + target_log_softmax(rows, at.squeeze(1)).unsqueeze(1)
+    else:
+        log_prob = _LogSoftmax.apply(rows)  # type: ignore[no-untyped-call]
+    return log_prob.view(scores.shape)
 
 
 def _backward(

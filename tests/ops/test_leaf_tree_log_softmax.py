@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -183,6 +184,35 @@ def test_large_scores_cost_no_digits_of_large_probabilities() -> None:
     )
     expected = leaf_score[:, :3].double().log_softmax(1)
     torch.testing.assert_close(log_prob[:, :3].double(), expected, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17])
+def test_shares_below_the_smallest_number(rows: int, device: torch.device) -> None:
+    """Class 3 stands alone in one tree, improbable there, and scores 88 below the row's best in the
+    other, in a group of which it is a large part."""
+    case = Case("by hand", classes=4, rows=rows)
+    batch = draw(case, torch.float32, nested=[(3, (0, 1, 2)), ((0, 1), (2, 3))])
+    scores = torch.tensor([0.0, -1.0, -57.0, -88.0]) + 0.01 * batch.leaf_score
+    batch = replace(batch, leaf_score=scores, leaf_bias=0 * batch.leaf_bias)
+    for of_alone in (-40.0, -20.0, -80.0):
+        batch.score[0] = of_alone
+        expected = walked(batch.to(torch.float64))
+        log_prob = mixed(batch.to(device))
+        torch.testing.assert_close(log_prob.double().cpu(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_node_of_a_million_classes(rows: int) -> None:
+    """As a wide root and as a group, with a class of 3/4: probabilities add up to 1."""
+    classes = 2**20
+    case = Case("by hand", classes=classes, rows=rows)
+    batch = draw(case, torch.float32, nested=[tuple(range(classes)), (0, tuple(range(1, classes)))])
+    batch.leaf_score.zero_().index_fill_(1, torch.tensor([7]), math.log(3 * classes))
+    batch.leaf_bias.zero_()
+    batch.score.zero_()[0, 1 + 7] = math.log(3 * classes)
+    batch.log_gate.fill_(math.log(0.5))
+    total = mixed(batch).double().exp().sum(1)
+    torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("rows", [1, 17])

@@ -11,7 +11,7 @@ from torch import Tensor
 from hstree.ops import leaf_tree_topk
 from ops.cases import threads
 from ops.test_leaf_tree_log_softmax import CASES, MANY, SMALL, TWO_LEVELS, Batch, draw, walked
-from ops.test_tree_log_softmax import SUMS
+from ops.tree_softmax_cases import SUMS, Case
 
 OP = torch.ops.hstree.leaf_tree_topk.default
 
@@ -67,6 +67,27 @@ def test_same_bits_for_every_number_of_threads_and_rows(dtype: torch.dtype) -> N
             for rows in (slice(None), slice(0, 1), slice(7, 9), slice(20, 32), slice(40, 77)):
                 for got, wanted in zip(ranked(batch.rows(rows), 20), expected, strict=True):
                     assert torch.equal(got, wanted[rows])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17])
+def test_shares_below_the_smallest_number(rows: int) -> None:
+    """A class that scores 87 below the row's best may be more probable than others: the row is
+    right, or it is left to another way."""
+    case = Case("by hand", classes=4, rows=rows)
+    batch = draw(case, torch.float32, nested=[((0, 1), (2, 3))])
+    scores = torch.tensor([[0.0, -39.0, -57.4, -87.6]]).repeat(rows, 1)
+    batch = replace(batch, leaf_score=scores, leaf_bias=0 * batch.leaf_bias)
+    for seed in range(20):
+        for some in (batch, draw(replace(TWO_LEVELS, rows=rows, scale=20.0), torch.float32, seed)):
+            true = walked(some.to(torch.float64))
+            for k in (3, 200):
+                if k > some.classes:
+                    continue
+                log_prob, classes = ranked(some, k)
+                known = classes[:, 0] >= 0
+                best = true.topk(k)
+                close = {"rtol": 1e-5, "atol": 1e-5}
+                torch.testing.assert_close(log_prob[known].double(), best.values[known], **close)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 17])

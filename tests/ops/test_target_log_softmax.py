@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hstree.ops import target_log_softmax
+from hstree.ops.target_log_softmax import log_softmax
 from ops.cases import name_of, threads
 from ops.logit_function_cases import (
     FUNCTIONS,
@@ -29,7 +30,7 @@ from ops.logit_function_cases import (
     monotone_reference,
     monotone_value,
 )
-from ops.tree_op_suite import same_bits, strided
+from ops.tree_op_suite import BACKEND, same_bits, strided
 
 forward = torch.ops.hstree.target_log_softmax
 backward_ = torch.ops.hstree.target_log_softmax_backward_
@@ -631,3 +632,65 @@ def test_devices_must_agree() -> None:
     for name in ("target", "table"):
         bad = replace(cuda, **{name: getattr(batch, name)})
         raises(bad, f"{name}: expected the device of logits, cuda")
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (1, 1), (0, 5), (2, 3, 40), (9,)], ids=str)
+def test_log_softmax_is_that_of_torch(shape: tuple[int, ...], device: torch.device) -> None:
+    """In float64, with gradients of the first and second order."""
+    scores = 5 * torch.randn(shape, dtype=torch.float64, device=device)
+    scores = scores.requires_grad_()
+    weight = torch.linspace(-1, 2, scores.numel(), dtype=torch.float64, device=device).view(shape)
+    found = []
+    for function in (log_softmax, lambda x: x.log_softmax(-1)):
+        value = function(scores)
+        (first,) = torch.autograd.grad((weight * value).sum(), scores, create_graph=True)
+        second = torch.autograd.grad((first * weight).sum(), scores)[0]
+        found.append([value, first, second])
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+def test_log_softmax_of_strided_and_impossible_scores(device: torch.device) -> None:
+    scores = torch.randn(6, 5, 4, device=device).transpose(0, 2)
+    torch.testing.assert_close(log_softmax(scores), scores.log_softmax(-1))
+    scores = torch.randn(4, 6, device=device)
+    scores[0, 0] = scores[1, 3] = scores[2] = -math.inf
+    scores[3, 2] = math.nan
+    scores.requires_grad_()
+    log_prob = log_softmax(scores)
+    torch.testing.assert_close(log_prob, scores.log_softmax(-1), equal_nan=True)
+    (grad,) = torch.autograd.grad(log_prob[:2, 1].sum(), scores)
+    assert grad[:2].isfinite().all()
+    assert grad[0, 0] == grad[1, 3] == 0
+
+
+def test_log_softmax_of_many_classes(device: torch.device) -> None:
+    """A class of 3/4, and large scores that all share a term."""
+    scores = torch.zeros(2, 3_000_001, device=device)
+    scores[:, 77] = math.log(9e6)
+    scores[1] += 500
+    expected = scores.double().log_softmax(1)
+    compiled = torch.compile(log_softmax, fullgraph=True, backend=BACKEND)
+    for function in (log_softmax, compiled):
+        torch.testing.assert_close(function(scores).double(), expected, rtol=0, atol=1e-6)
+
+
+def test_log_softmax_transforms_and_compiles() -> None:
+    scores, along = torch.randn(2, 3, 4, 9, dtype=torch.float64)
+    expected = scores.log_softmax(-1)
+    torch.testing.assert_close(torch.func.vmap(log_softmax)(scores), expected)
+    got = torch.func.jacrev(lambda x: log_softmax(x)[:, 2])(scores[0])
+    wanted = torch.func.jacrev(lambda x: x.log_softmax(1)[:, 2])(scores[0])
+    torch.testing.assert_close(got, wanted)
+    program = torch.export.export(Exported(), (scores,))
+    torch.testing.assert_close(program.module()(scores), expected)
+    compiled = torch.compile(log_softmax, fullgraph=True, backend="aot_eager")
+    scores.requires_grad_()
+    torch.testing.assert_close(compiled(scores), expected)
+    (got,) = torch.autograd.grad((compiled(scores) * along).sum(), scores)
+    (wanted,) = torch.autograd.grad((scores.log_softmax(-1) * along).sum(), scores)
+    torch.testing.assert_close(got, wanted)
+
+
+class Exported(torch.nn.Module):
+    def forward(self, scores: Tensor) -> Tensor:
+        return log_softmax(scores)

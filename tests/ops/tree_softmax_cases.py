@@ -3,7 +3,7 @@ groups and without. Tables are built here from nested tuples, apart from hstree.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -167,10 +167,15 @@ def draw_tree(case: Case, shape: str, random: np.random.Generator) -> Any:
 
 
 def draw(
-    case: Case, dtype: torch.dtype = torch.float64, seed: int = 0, groups: bool = False
+    case: Case,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    groups: bool = False,
+    nested: Sequence[Any] = (),
 ) -> Batch:
+    """``nested``: the trees, in place of random ones."""
     random = np.random.default_rng(seed)
-    nested = [draw_tree(case, shape, random) for shape in case.shapes]
+    nested = list(nested) or [draw_tree(case, shape, random) for shape in case.shapes]
     tables = [tables_of(tree, groups) for tree in nested]
     sizes = [max(used[block] for *_, used in tables) for block in range(3)]
     trees = len(nested)

@@ -18,7 +18,7 @@ from hstree.heads.trees.layout import BINARY, KINDS, LEAF, ROOT, WIDE, Layout, T
 from hstree.heads.tying import HasWeight, TyingError, weight_to_tie
 from hstree.ops._row_sparse import with_rows
 from hstree.ops.feature_gather import feature_gather
-from hstree.ops.target_log_softmax import target_log_softmax
+from hstree.ops.target_log_softmax import log_softmax, target_log_softmax
 from hstree.ops.tree_op import leaf_log_prob, path_log_prob, wide_log_prob
 
 FloatArray = npt.NDArray[np.float64]
@@ -195,7 +195,7 @@ class RootBlock(Block):
         """Log-probabilities of all children, [T, N, R], with the logits divided by the
         temperature: hidden [N, D]."""
         logits = self.logits(hidden)
-        return logits.log_softmax(-1) if temperature == 1.0 else tempered(logits, temperature)
+        return log_softmax(logits) if temperature == 1.0 else tempered(logits, temperature)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """w . x + b of all vectors, [T, N, R], in the dtype of sums: hidden [N, D]."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hstree._checks import check_generator, check_int, check_temperature
-from hstree._numerics import sum_dtype
+from hstree._numerics import draw_columns
 from hstree._progress import track
 from hstree.lm._memory import available_memory, gibibytes
 
@@ -150,11 +150,11 @@ def sample_log_prob(
         return torch.empty(0, dtype=torch.int64, device=log_prob.device)
     values, classes = log_prob.sort(dim=1, descending=True, stable=True)
     values = ((values - values[:, :1]) / temperature)[:, :top_k]
-    prob = values.softmax(1, dtype=sum_dtype(values.dtype))
+    prob = values.softmax(1, dtype=torch.float64)
     if top_p is not None and top_p < 1.0:
         reached = prob.cumsum(1)[:, :-1] >= top_p
         prob[:, 1:] = prob[:, 1:].masked_fill(reached, 0.0)
-    return classes.gather(1, torch.multinomial(prob, 1, generator=generator)).squeeze(1)
+    return classes.gather(1, draw_columns(prob, 1, generator)).squeeze(1)
 
 
 def _check_prompt(prompt: Sequence[int], n_classes: int) -> None:
