@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the models
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
+def _quiet() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    signal.alarm(300)
-    yield
-    signal.alarm(0)
 
 
 @pytest.mark.parametrize(

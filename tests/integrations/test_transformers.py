@@ -610,7 +610,7 @@ def test_two_calls_at_the_same_time(change: Any) -> None:
     ids = [draw_ids(2, 7, seed=seed) for seed in (1, 2)]
     options: list[dict[str, Any]] = [{"labels": draw_labels(ids[0])}, {}]
     expected = [model(each, **given) for each, given in zip(ids, options, strict=True)]
-    barrier = threading.Barrier(2, timeout=60)
+    barrier = threading.Barrier(2)
 
     def wait(*_: Any) -> None:
         barrier.wait()

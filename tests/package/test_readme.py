@@ -23,13 +23,17 @@ def readme_commands(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_first_snippet_runs_as_pasted() -> None:
-    snippet = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
-    assert snippet is not None
-    names: dict[str, Any] = {}
-    exec(snippet[1], names)
-    assert names["loss"].isfinite()
-    assert names["classes"].shape == (32, 10)
+def test_the_snippets_run_as_pasted() -> None:
+    snippets = re.findall(
+        r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL
+    )
+    deferred: dict[str, Any] = {}
+    trees: dict[str, Any] = {}
+    for snippet, names in zip(snippets, (deferred, trees), strict=True):
+        exec(snippet, names)
+        assert names["loss"].isfinite()
+    assert deferred["model"][1].weight.grad.any()
+    assert trees["classes"].shape == (32, 10)
 
 
 @pytest.mark.parametrize(
