@@ -27,7 +27,7 @@ from hstree.heads.functions import Identity, Scaled
 from hstree.heads.tables import Tables
 from hstree.ops import default_chunk_rows
 
-__all__ = ["DeferredHead", "DeferredLogits", "defer_logits", "undefer"]
+__all__ = ["DeferredHead", "defer_logits", "undefer"]
 
 LEAST = 2**20
 """Logits of the smallest call that is deferred: a product of fewer takes less time than the rest of
@@ -49,9 +49,10 @@ def defer_logits(layer: nn.Module, head: Head | None = None) -> nn.Module:
 
     The layer stays the same object with the same parameters and the same state dict. While
     gradients are on, and in evaluation mode for more than one position, it returns
-    :class:`DeferredLogits`. ``F.cross_entropy`` (with ``ignore_index``, any ``reduction``, class
-    weights and label smoothing), ``log_softmax`` followed by ``gather`` or ``nll_loss``,
-    ``logsumexp`` and ``argmax`` of them are computed without holding the logits of all rows.
+    :class:`~hstree.deferred.DeferredLogits`. ``F.cross_entropy`` (with ``ignore_index``, any
+    ``reduction``, class weights and label smoothing), ``log_softmax`` followed by ``gather`` or
+    ``nll_loss``, ``logsumexp`` and ``argmax`` of them are computed without holding the logits of
+    all rows.
     Everything else computes the logits, as the layer would have.
 
     Plain logits, as before, come from calls of fewer than 2^20 logits, for one position without
@@ -65,12 +66,13 @@ def defer_logits(layer: nn.Module, head: Head | None = None) -> nn.Module:
 
     Args:
         layer: a :class:`torch.nn.Linear`, or a subclass that inherits its ``forward``.
-        head: what the loss is. None: the cross-entropy of the layer. A :class:`SampledSoftmax`, or
-            a :class:`Softmax` with options such as ``z_loss``: in training mode the cross-entropy
-            is the head's loss with the layer's own weight and bias, which replace the head's; in
-            evaluation mode, and in all numbers that are read, the head has no part. A
-            :class:`ScreenedSoftmax` of the layer: without gradients the logits of one position are
-            its scores. Any other head takes the place of the layer: see Returns.
+        head: what the loss is. None: the cross-entropy of the layer. A
+            :class:`~hstree.heads.SampledSoftmax`, or a :class:`~hstree.heads.Softmax` with options
+            such as ``z_loss``: in training mode the cross-entropy is the head's loss with the
+            layer's own weight and bias, which replace the head's; in evaluation mode, and in all
+            numbers that are read, the head has no part. A
+            :class:`~hstree.heads.ScreenedSoftmax` of the layer: without gradients the logits of one
+            position are its scores. Any other head takes the place of the layer: see Returns.
 
     Returns:
         ``layer``; for a head with parameters of its own a new module with the head as ``head``, to
@@ -341,7 +343,7 @@ class DeferredHead(nn.Module):
 
     @property
     def weight(self) -> Any:
-        """What models ask the weight of an output layer: its dtype and device."""
+        """The dtype and the device of the head, which models ask a weight for."""
         return _NoWeight(self.head)
 
 

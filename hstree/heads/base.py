@@ -415,7 +415,7 @@ class Head(nn.Module, ABC):
         self, hidden: Tensor, k: int, excluded: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Both results of :meth:`topk`, [N, k] each: hidden [N, F], from :meth:`encode`, excluded
-        from :func:`check_exclude`. Computed in chunks of rows."""
+        from ``check_exclude``. Computed in chunks of rows."""
         columns = self.numbers_of_a_row(hidden.device)
         parts: list[tuple[Tensor, Tensor]]
         if excluded is None:
@@ -431,7 +431,7 @@ class Head(nn.Module, ABC):
         self, hidden: Tensor, classes: Tensor, excluded: Tensor, temperature: float = 1.0
     ) -> Tensor:
         """Log-probabilities [N, n] of classes [N, n] that are not excluded, normalized over those:
-        hidden [N, F], from :meth:`encode`, excluded from :func:`check_exclude`.
+        hidden [N, F], from :meth:`encode`, excluded from ``check_exclude``.
 
         Scores the classes and those excluded, and all classes of the rows whose excluded ones have
         more than half of the probability: 1 minus that would be rounded. Reads values.
@@ -544,7 +544,7 @@ class Head(nn.Module, ABC):
         excluded: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Classes [N, n] and their log-probabilities [N, n], or None if those are
-        :meth:`candidate_rows` or, with excluded from :func:`check_exclude`,
+        :meth:`candidate_rows` or, with excluded from ``check_exclude``,
         :meth:`log_prob_without`: hidden [N, F], from :meth:`encode`."""
         if not len(hidden):
             shape = (0, n)
@@ -564,7 +564,7 @@ class Head(nn.Module, ABC):
         excluded: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
         """:meth:`sample_rows` of a head that draws without the scores of all classes: draws that
-        are excluded are drawn again and, after :data:`ROUNDS`, from all classes."""
+        are excluded are drawn again and, after ``ROUNDS``, from all classes."""
         if torch.compiler.is_compiling() or is_transformed() or hidden.is_meta:  # no values
             return Head.sample_rows(self, hidden, n, temperature, generator, excluded)
         classes, _ = self.sample_rows(hidden, n, temperature, generator)

@@ -47,7 +47,7 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True)
 class Correlation:
-    """Points x, y; for each whether it is an outlier of :func:`outliers` in x or in y; the
+    """Points x, y; for each whether it is an outlier in x or in y; the
     correlation of all points; and of those inside, None if too few are left or x or y is constant
     among them."""
 

@@ -121,8 +121,9 @@ class FunctionView:
     logits: Histogram  # all of them; a piecewise linear f is linear within each of its narrow bins
     next_logits: Histogram  # those of the next words of the text
     slopes: dict[str, tuple[FloatArray, npt.NDArray[Any]]]
-    """Values of f' and their weights: ``"pieces of f"``, the slopes of a piecewise linear function,
-    or f' at ``x`` for others; ``"all logits"`` and ``"next words"``, at the middles of the bins."""
+    """Values of f' and their weights, for ``"pieces of f"`` (the slopes of a piecewise linear
+    function, or f' at ``x`` for others), ``"all logits"`` and ``"next words"`` (at the middles of
+    the bins)."""
 
 
 def check_function_head(model: LanguageModel) -> FlatHead:

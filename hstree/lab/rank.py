@@ -167,7 +167,7 @@ def matrix_rank(blocks: Iterable[Tensor], epsilons: Sequence[float] = EPSILONS) 
     """The ranks of a matrix [m, n] given as blocks [b, n] of its rows, all float32 or all float64.
 
     The Gram matrix G of a float32 matrix, in B blocks of b rows, is accurate to
-    gamma_{b + B} |A|_F^2, gamma_k = k u / (1 - k u), u = 2^-53, and LAPACK's eigenvalues to
+    ``gamma_{b + B} |A|_F^2``, gamma_k = k u / (1 - k u), u = 2^-53, and LAPACK's eigenvalues to
     n u s_max^2. With the sum delta of both, a singular value s is accurate to
     min(sqrt(delta), delta / s). Of a matrix with fewer rows than columns, and of one in float64,
     LAPACK decomposes all rows in float64.
