@@ -13,8 +13,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import hstree
-from hstree.transformers import from_pretrained, replace_lm_head
 from hstree.lm.data import detokenize, embedded_corpus
+from hstree.transformers import from_pretrained, replace_lm_head
 
 
 def main() -> None:
