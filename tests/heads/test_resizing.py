@@ -79,7 +79,7 @@ def renormalised(log_prob: Tensor, kept: int) -> Tensor:
     return log_prob[..., :kept].log_softmax(-1)
 
 
-@pytest.mark.parametrize("size", (*SIZES, 3))
+@pytest.mark.parametrize("size", [*SIZES, 3])
 @pytest.mark.parametrize("kind", HEADS)
 def test_every_head(kind: str, size: int, tmp_path: Path) -> None:
     """Its kind, options, dtype, mode and what is trained; it is on its own, and a good head."""
