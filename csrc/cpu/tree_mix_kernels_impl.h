@@ -33,7 +33,6 @@ static inline Vector<A> sum_of_shares(const A* share, const A* factor, const int
 template <typename A>
 static inline A sum_of_shares(const A* share, const A* factor, const int32_t* classes, int64_t width, A* a,
                               A* b) {
-  constexpr int64_t W = VectorOf<A>::width;
   for (int64_t c = 0; c < width; ++c) {
     a[c] = share[classes[c]];
     b[c] = factor[classes[c]];

@@ -176,21 +176,26 @@ __device__ __forceinline__ ExpSum<S> exp_sum(const F& function, const Row& row) 
   });
   largest = row.max(largest);
   const S shift = function.value(function.at(largest));
-  S sum = largest == -INFINITY ? S(NAN) : S(0);
+  // rest: what rounding took from sum, which is much for millions of classes.
+  S sum = largest == -INFINITY ? S(NAN) : S(0), rest = 0;
   row.each([&](int64_t, const S(&value)[group]) {
+    S part = 0;
 #pragma unroll
     for (int k = 0; k < group; ++k) {
-      if (value[k] != -INFINITY) sum += exponential(function.value(function.at(value[k])) - shift);
+      if (value[k] != -INFINITY) part += exponential(function.value(function.at(value[k])) - shift);
     }
+    const S before = sum;
+    sum += part;
+    rest += part - (sum - before);
   });
-  return {shift, row.sum(static_cast<double>(sum))};
+  return {shift, row.sum(static_cast<double>(sum) + static_cast<double>(rest))};
 }
 
 // log_normalizer[r] = log sum_v exp f(x[r, v]);  log_prob[r] = f(x[r, target[r]]) - log_normalizer[r]
 // logits x [R, V], to which bias [V] is added unless it is null, log_prob, log_normalizer [R] of one type S, float32 or float64; target [R] int64;
 //   contiguous. F: the function f, increasing.
 // Target -1: log_prob and log_normalizer are 0; other targets outside [0, V): NaN. R = 0: not launched.
-// f(x) - f(max x), its exp and the sum of a thread are in S, the rest in float64. log_prob is (f(x) - f(max
+// f(x) - f(max x), its exp and the compensated sum of a thread are in S, the rest in float64. log_prob is (f(x) - f(max
 //   x)) - log sum, accurate to rounding for large logits too. A logit of -inf has probability 0. All logits
 //   -inf, a NaN, +inf or an overflow of f give NaN.
 // Work O(R V): f and exp once for each logit. Bytes: logits once from memory; MemoryRow reads them once more
