@@ -34,10 +34,8 @@ ROOMS: dict[str, set[str]] = {
         *("trees", "ops", "optim", "heads", "distributed"),
         *("lm", "lm/data", "lm/models", "lm/runs"),
     },
-    "lm/evaluation": {"lm", "lm/data", "lm/models"},
     "lm/cli": {
-        *("trees", "heads", "lm", "lm/data", "lm/models", "lm/runs"),
-        *("lm/training", "lm/evaluation"),
+        *("trees", "heads", "lm", "lm/data", "lm/models", "lm/runs", "lm/training"),
     },
     "lab": {
         *("trees", "ops", "heads", "lm", "lm/data", "lm/models", "lm/runs", "lm/training"),
