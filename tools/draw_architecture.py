@@ -18,7 +18,6 @@ ROWS: list[dict[str, float]] = [
     {"lm/models": 1},
     {"lm/data": 2.2},
     {"lm": 2.2},
-    {"distributed": 2.6},
     {"heads": 1, "optim": 2.6},
     {"ops": 2.1},
     {"trees": 1},
