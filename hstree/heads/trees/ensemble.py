@@ -494,12 +494,6 @@ class TreeEnsemble(Head):
 
     def encode(self, hidden: Tensor) -> Tensor:
         """``hidden`` itself, and the tables on its device."""
-        if torch.onnx.is_in_onnx_export():
-            raise NotImplementedError(
-                f"head {self.name!r}: the operators of trees have no ONNX form; export the model "
-                "that makes hidden and compute the head in PyTorch, use torch.export, or a flat "
-                "head such as hstree.Softmax, whose log_prob and predict ONNX can express"
-            )
         if self.layout.tables_device != hidden.device:
             self.layout.place_tables(hidden.device)
         return hidden
