@@ -30,11 +30,10 @@ CAPABILITIES = ("portable", "avx2", "avx512")
 TESTS = ("tests/ops", "tests/optim", "tests/reference", "tests/trees", "tests/fuzz")
 # Every kernel on every instruction set, which the tests choose, and corrupted tables and targets.
 QUICK_NAMES = "every_instruction_set or instruction_sets_agree or corrupt or bad_target"
-# Operators whose results are compared between numbers of threads, and Ctrl-C in one of them.
-THREADED_NAMES = "threads or ctrl_c"
+# Operators whose results are compared between numbers of threads.
 QUICK = {
     "address": ("tests/ops", "-n", "2", "-k", QUICK_NAMES),
-    "thread": ("tests/ops", "-k", THREADED_NAMES),
+    "thread": ("tests/ops", "-k", "threads"),
 }
 CUDA_TESTS = ("tests/kernels/test_emulation.py", "-m", "slow", "-k", "sanitizers")
 

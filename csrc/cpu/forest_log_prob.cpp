@@ -161,7 +161,6 @@ void forest_log_prob(const char* op, const ForestRows<A>& f) {
         const int64_t stride = panel.count;
         panel.count = std::min(panel.count, last - panel.begin);
         run(kernels, f, panel, stride);
-        poll();
       }
     }
   });

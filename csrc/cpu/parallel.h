@@ -4,15 +4,12 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
-
-#include "cpu/interrupt.h"
 
 namespace hstree::cpu {
 
@@ -31,28 +28,18 @@ void on_threads(int64_t count, int64_t grain, const F& f) {
 #endif
 }
 
-// The same, where f may throw, and a thread calls f for one part of its share after another and can be
-// interrupted in between. Rethrows the first exception; the other threads end at their next `poll`.
+// The same, where f may throw. Rethrows the first exception when all threads have ended.
 template <typename F>
 void parallel(int64_t count, int64_t grain, const F& f) {
-  constexpr int64_t most_parts = 1024, smallest = 16;
-  std::atomic<bool> failed{false};
   std::exception_ptr error;
   std::mutex mutex;
   on_threads(count, grain, [&](int64_t begin, int64_t end) {
-    const std::atomic<bool>* const outer = end_when(&failed);
-    const int64_t part = std::max({smallest, grain, (end - begin + most_parts - 1) / most_parts});
     try {
-      for (int64_t from = begin; from < end; from += part) {
-        f(from, std::min(from + part, end));
-        poll();
-      }
+      f(begin, end);
     } catch (...) {
       const std::lock_guard<std::mutex> lock(mutex);
       if (!error) error = std::current_exception();
-      failed = true;
     }
-    end_when(outer);
   });
   if (error) std::rethrow_exception(std::exchange(error, nullptr));
 }

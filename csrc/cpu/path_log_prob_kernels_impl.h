@@ -558,7 +558,6 @@ static void gradients(const PathRows<T>& tree, int64_t begin, int64_t end, const
                       accumulate_t<T>* scratch, const T** w, T** target) {
   int64_t j = 0;
   for (; j + tile_rows <= tree.rows; j += tile_rows) {
-    if (j % 256 == 0) poll();
     tile_gradients<tile_rows>(tree, j, begin, end, grad_score, grad_x, add, grad_weight, sparse, scratch, w,
                               target);
   }
@@ -600,7 +599,6 @@ static void hidden_gradients(const PathRows<T>& tree, int64_t begin, int64_t end
   constexpr int64_t W = VectorOf<accumulate_t<T>>::width;
   constexpr int U = 4;
   for (int64_t j = begin; j < end; ++j) {
-    if (j % 256 == 0) poll();
     prefetch_weights(tree, j + ahead, 0, tree.features);
     const int64_t first = tree.offset[j], levels = tree.offset[j + 1] - first;
     for (int64_t l = 0; l < levels; ++l) {

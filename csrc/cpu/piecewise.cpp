@@ -15,10 +15,7 @@ constexpr int64_t block = 1 << 15;  // elements; the sums beyond the radius depe
 // Runs body(begin, end, b) on each block b of elements.
 template <typename F>
 void for_blocks(int64_t count, int64_t first, int64_t last, const F& body) {
-  for (int64_t b = first; b < last; ++b) {
-    body(b * block, std::min(count, (b + 1) * block), b);
-    poll();
-  }
+  for (int64_t b = first; b < last; ++b) body(b * block, std::min(count, (b + 1) * block), b);
 }
 
 }  // namespace

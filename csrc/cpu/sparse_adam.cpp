@@ -37,7 +37,6 @@ void sparse_adam(const char* op, const SparseAdam<T>& tensors, const AdamRule& r
   check_index(op, tensors);
   const SparseAdamKernel<T> kernel = chosen_kernels<SparseAdamKernel<T>>();
   const int64_t grain = 1 + fewest_elements / std::max<int64_t>(tensors.features, 1);
-  // Not interrupted: a step in place is taken in all rows or in none.
   on_threads(tensors.visited, grain, [&](int64_t begin, int64_t end) { kernel(tensors, rule, begin, end); });
 }
 

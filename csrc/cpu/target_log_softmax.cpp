@@ -88,7 +88,6 @@ void run_rows(const MonotoneRows& rows, const A* grad_log_prob, double* grad_tab
     for (int64_t b = begin; b < end; ++b) {
       sums.beyond = gradient.beyond(b);
       for (int64_t r = b * block; r < std::min(rows.rows, (b + 1) * block); ++r) row(r, sums);
-      poll();
     }
   });
   gradient.store(grad_table);

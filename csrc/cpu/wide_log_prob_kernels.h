@@ -6,7 +6,6 @@
 
 #include "cpu/elements.h"
 #include "cpu/features.h"
-#include "cpu/interrupt.h"
 
 namespace hstree::cpu {
 

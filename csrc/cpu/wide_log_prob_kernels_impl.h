@@ -399,7 +399,6 @@ static void gradients_of(const WideTree<T>& tree, const WideRun& run, const Wide
   // Then all rows are aligned, and size and begin are whole numbers of vectors.
   const bool aligned = of_own && tree.features % W == 0 && is_aligned(g.grad_weight + begin);
   for (int64_t c0 = 0; c0 < run.width; c0 += wide_children) {
-    poll();
     const int64_t children = run.width - c0 < wide_children ? run.width - c0 : wide_children;
     for (int64_t c = 0; !shared && c < children; c += W) store(bias_sum + c, Vector<A>{});
     for (int64_t first = run.begin; first < run.end; first += wide_rows) {

@@ -8,15 +8,12 @@
 #include <stdexcept>
 #include <string>
 
-#include "cpu/interrupt.h"
-
 namespace hstree {
 
-// A boxed kernel whose long loops can be interrupted. Exhausted memory becomes RuntimeError.
+// A boxed kernel. Exhausted memory becomes RuntimeError.
 template <auto kernel>
 void cpu_call(StableIValue* stack, uint64_t arguments, uint64_t results) {
   const std::string message = "hstree: not enough memory for an operator; fewer rows at a time need less";
-  cpu::begin_call();
   try {
     kernel(stack, arguments, results);
   } catch (const std::bad_alloc&) {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import io
 import os
 import subprocess
 import sys
@@ -358,20 +357,6 @@ def test_export_of_the_adaptive_loss() -> None:
         exported(Uses(make("adaptive"), "loss"))
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # in torch's own code, both
-@pytest.mark.parametrize("kind", ["trees, wide, subset, context", "trees, leaves", "softmax"])
-def test_ahead_of_time(kind: str, tmp_path: Any) -> None:
-    module = Uses(make(kind).requires_grad_(False), "every")
-    path = str(tmp_path / "head.pt2")
-    torch._inductor.aoti_compile_and_package(exported(module), package_path=path)
-    run = torch._inductor.aoti_load_package(path)
-    for rows in (1, 2, 7):
-        batch = draw(rows, D), draw_targets(rows)
-        torch.testing.assert_close(run(*batch), module(*batch))
-
-
 COLD = """
 import sys, torch
 from heads.support import D, draw, draw_targets, make
@@ -429,30 +414,3 @@ def test_cold_compile_of_every_head(use: str) -> None:
 def test_cold_inductor(kind: str) -> None:
     """Loss and gradients of generated code."""
     run_cold([kind], "loss", "inductor")
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the older exporter
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("use", ["loss", "log_prob", "predict", "topk", "sample"])
-@pytest.mark.parametrize("trees", [1, 2])
-def test_onnx_export_of_trees_is_refused(use: str, trees: int) -> None:
-    """With a sentence about what to do, by either exporter; the head goes on afterwards."""
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = TreeEnsemble.from_counts(8, range(20, 0, -1), n_trees=trees, root=4)
-
-        def forward(self, hidden: Tensor) -> Any:
-            if use == "loss":
-                return self.head(hidden, torch.zeros(3, dtype=torch.int64)).loss
-            return getattr(self.head, use)(hidden, *([2] if use == "topk" else []))
-
-    model, hidden = Model().eval(), torch.randn(3, 8)
-    with pytest.raises(NotImplementedError, match="operators of trees have no ONNX form; export"):
-        torch.onnx.export(model, (hidden,), io.BytesIO(), dynamo=False)
-    with pytest.MonkeyPatch.context() as patch:  # the newer one needs packages
-        patch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
-        with pytest.raises(NotImplementedError, match="no ONNX form"):
-            model(hidden)
-    model(hidden)

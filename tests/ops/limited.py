@@ -1,24 +1,18 @@
 """Runs operators at a limit, in a process of its own: `python -m ops.limited NAME` in tests/.
 
-memory     with too little memory; the limit holds for the whole process
-interrupt  until Ctrl-C, which the main thread receives
-elements   on more than 2^31 elements, those of `elements NAME`: 10 GB of memory
+memory    with too little memory; the limit holds for the whole process
+elements  on more than 2^31 elements, those of `elements NAME`: 10 GB of memory
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import resource
-import signal
 import sys
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from heads.support import V, parts, trees
 from torch import Tensor, nn
@@ -122,55 +116,6 @@ def exhaust_memory() -> None:
 
 def flattened(outputs: Any) -> list[Tensor]:
     return [outputs] if isinstance(outputs, Tensor) else list(outputs or [])
-
-
-def interrupted(call: Callable[[], object], after: float = 0.5) -> float:
-    """Sends Ctrl-C during a call and returns how many seconds of CPU time later it ended."""
-    sent = 0.0
-
-    def send() -> None:
-        nonlocal sent
-        time.sleep(after)
-        sent = time.process_time()
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    try:
-        with pytest.raises(KeyboardInterrupt) as raised:
-            call()
-        end = time.process_time()
-    finally:
-        thread.join()
-    assert raised.value.__context__ is None
-    return end - sent
-
-
-def interrupt() -> None:
-    """Prints how soon long operators ended after Ctrl-C, of how many seconds."""
-    head = TreeEnsemble.from_counts(16, torch.arange(2000, 0, -1), leaf=1, root=1)
-    hidden, target = torch.randn(60_000, 16), torch.randint(2000, (60_000,))
-    few = head(hidden[:10], target[:10]).loss
-
-    def backward() -> None:
-        for _ in range(100):
-            head(hidden, target).loss.backward()
-
-    with torch.inference_mode():
-        print("topk", interrupted(lambda: head.topk(hidden, 100)))
-    print("training", interrupted(backward))
-    assert torch.equal(head(hidden[:10], target[:10]).loss, few)
-
-    seen: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
-    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    values, classes = head.topk(hidden[:400], 100)  # the handler does not raise: all rows
-    timer.join()
-    assert seen == [signal.SIGINT]
-    part = head.topk(hidden[390:400], 100)
-    torch.testing.assert_close(values[390:], part[0])
-    assert torch.equal(classes[390:], part[1])
 
 
 CLASSES, ROWS, LAST = 100_003, 21_480, 5
@@ -301,5 +246,5 @@ def elements() -> None:
 
 
 if __name__ == "__main__":
-    runs = {"memory": exhaust_memory, "interrupt": interrupt, "elements": elements}
+    runs = {"memory": exhaust_memory, "elements": elements}
     runs[sys.argv[1]]()

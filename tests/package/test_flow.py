@@ -25,19 +25,16 @@ ROOMS: dict[str, set[str]] = {
     "ops": {"trees"},
     "optim": {"ops"},
     "heads": {"trees", "ops"},
-    "distributed": {"trees", "optim", "heads"},
     "lm": {"trees"},
     "lm/data": {"trees", "lm"},
     "lm/models": {"heads", "lm", "lm/data"},
     "lm/runs": {"trees", "heads", "lm", "lm/data", "lm/models"},
     "lm/training": {
-        *("trees", "ops", "optim", "heads", "distributed"),
+        *("trees", "ops", "optim", "heads"),
         *("lm", "lm/data", "lm/models", "lm/runs"),
     },
-    "lm/evaluation": {"lm", "lm/data", "lm/models"},
     "lm/cli": {
-        *("trees", "heads", "lm", "lm/data", "lm/models", "lm/runs"),
-        *("lm/training", "lm/evaluation"),
+        *("trees", "heads", "lm", "lm/data", "lm/models", "lm/runs", "lm/training"),
     },
     "lab": {
         *("trees", "ops", "heads", "lm", "lm/data", "lm/models", "lm/runs", "lm/training"),

@@ -93,11 +93,10 @@ class TreeEnsemble(Head):
             ``"leaves"``, have row-sparse gradients, as with ``torch.nn.Embedding(sparse=True)``. A
             step then costs what the rows that a batch visits cost: few in binary trees and in
             groups of few classes, almost all of E in trees of two levels with many classes.
-            Requires :class:`hstree.optim.AdamW`, or SGD or Adagrad without weight decay; on several
-            ranks use :mod:`hstree.distributed`. Off by default, because torch's AdamW,
-            torch.compile and the trainers of other libraries accept only dense gradients. In
-            float16 on a CPU torch cannot add two of them: there, call zero_grad() before every
-            backward pass.
+            Requires :class:`hstree.optim.AdamW`, or SGD or Adagrad without weight decay, and one
+            process. Off by default, because torch's AdamW, torch.compile, DDP, FSDP and the
+            trainers of other libraries accept only dense gradients. In float16 on a CPU torch
+            cannot add two of them: there, call zero_grad() before every backward pass.
         seed: seed of the feature subsets.
         **options: further arguments of :class:`Head`.
 
@@ -495,12 +494,6 @@ class TreeEnsemble(Head):
 
     def encode(self, hidden: Tensor) -> Tensor:
         """``hidden`` itself, and the tables on its device."""
-        if torch.onnx.is_in_onnx_export():
-            raise NotImplementedError(
-                f"head {self.name!r}: the operators of trees have no ONNX form; export the model "
-                "that makes hidden and compute the head in PyTorch, use torch.export, or a flat "
-                "head such as hstree.Softmax, whose log_prob and predict ONNX can express"
-            )
         if self.layout.tables_device != hidden.device:
             self.layout.place_tables(hidden.device)
         return hidden

@@ -130,9 +130,7 @@ def _next_commands(run: RunResults, other: RunResults | None) -> Iterator[tuple[
             f"compare with the head {other.head!r}",
             ["hstree", "compare", folder, str(other.path)],
         )
-    elif config.finetune is not None:
-        yield "evaluate with a neural cache", ["hstree", "evaluate", folder, "--cache"]
-    else:
+    elif config.finetune is None:
         head, time = "trees" if run.head == "softmax" else "softmax", ""
         new = [] if config.run is None else ["--run", f"{folder}-{head}"]
         if run.final is not None and head == "softmax":

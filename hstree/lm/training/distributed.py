@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -13,9 +14,10 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from hstree.distributed import DistributedDataParallel
-from hstree.lm.runs import choose_device
+from hstree.heads.tables import Tables
+from hstree.lm.runs import ConfigError, TrainConfig, choose_device
 
 PATIENCE = timedelta(days=1)  # while the first process tokenizes a large text or validates
 
@@ -88,14 +90,37 @@ class Processes:
     def wrap(self, module: nn.Module, *, may_skip_parameters: bool) -> nn.Module:
         """The module in DistributedDataParallel, with the weights of the first process. One
         process: the module itself. ``may_skip_parameters``: whether a step may leave some
-        parameters without a gradient."""
+        parameters without a gradient. Raises ConfigError if the processes have different trees,
+        which torch does not compare."""
         if self.size == 1:
             return module
+        tables = [part.get_extra_state() for part in module.modules() if isinstance(part, Tables)]
+        digest = hashlib.sha256(b"".join(table.numpy().tobytes() for table in tables)).digest()
+        every = self.gather(torch.frombuffer(bytearray(digest), dtype=torch.uint8))
+        others = [rank for rank, one in enumerate(every) if not torch.equal(one, every[0])]
+        if others:
+            raise ConfigError(
+                f"--head: expected the same trees in all processes, got others in {others} than in "
+                "the first"
+            )
         return DistributedDataParallel(
             module,
             device_ids=[self.device] if self.device.type == "cuda" else None,
             find_unused_parameters=may_skip_parameters,
             gradient_as_bucket_view=True,
+        )
+
+
+def check_dense(config: TrainConfig, processes: int) -> None:
+    """Raises ConfigError for row-sparse gradients of several processes."""
+    flags = {
+        "--sparse": config.head_options().get("sparse"),
+        "--sparse-embedding": config.sparse_embedding,
+    }
+    for flag in (flag for flag, given in flags.items() if given and processes > 1):
+        raise ConfigError(
+            f"{flag}: expected one process, since row-sparse gradients are not averaged over "
+            f"several, got {processes}"
         )
 
 

@@ -47,7 +47,7 @@ from hstree.lm.runs.records import read_record
 from hstree.lm.runs.settings import flag_name
 
 from .build import build_model, check_size, own_parameter_count
-from .distributed import Processes, processes
+from .distributed import Processes, check_dense, processes
 from .finetune import starting_model
 from .interruption import Interruption
 from .optimizer import averaged_weights
@@ -163,6 +163,7 @@ class Session:
 
     def __init__(self, config: TrainConfig, reporter: Reporter | None, group: Processes) -> None:
         set_threads(config)
+        check_dense(config, group.size)
         if config.tensorboard:
             optional_package("tensorboard", "--tensorboard", "tensorboard")
         self.config = config

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from heads.support import V
-from lm.evaluation.support import KINDS, language_model
+from lm.models.support import KINDS, language_model
 from torch import Tensor
 
 from hstree.heads import Head, Softmax, TreeEnsemble

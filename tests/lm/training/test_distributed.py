@@ -45,25 +45,19 @@ CASES: dict[str, dict[str, Any]] = {
     "adamw": {"layers": 2},
     "tied": {**SGD, "tied": True, "context_size": 12},
     "trees": {"head": "trees"},
-    "sparse-trees": {"head": "trees", "sparse": True},
-    "sparse-trees-sgd": {**SGD, "head": "trees", "sparse": True},
-    "sparse-embedding": {"head": "softmax", "sparse_embedding": True},
-    "sparse-tied": {
+    "trees-sgd": {**SGD, "head": "trees"},
+    "tied-trees": {
         "head": "trees",
         "head_option": ("node_vectors=leaves",),
-        "sparse": True,
         "tied": True,
         "context_size": 12,
-        "sparse_embedding": True,
     },
     "relearned": {**RELEARNED},
     "relearned-averaged": {**SGD, **RELEARNED, "averaging": "et", "averaging_epoch": 1},
-    "sparse-relearned": {**RELEARNED, "sparse": True},
     "mos": {**SGD, "head": "mos", "head_option": ("components=3",)},
     "all-classes": {
         "head": "sampled",
         "head_option": ("negatives=8",),
-        "sparse": True,
         "all_classes": 1.0,
     },
     "adaptive": {"head": "adaptive", "head_option": ("cutoffs=[4,8]",)},
@@ -80,7 +74,7 @@ DISTURBED: dict[str, dict[str, Any]] = {
         "weight_dropout": 0.2,
         "epochs": 4,
     },
-    "sparse-trees": {**CASES["sparse-trees"], "epochs": 4},
+    "trees": {**CASES["trees"], "epochs": 4},
     "relearned": {**RELEARNED, "relearn_trees": (2, 3), "epochs": 4},
 }
 CLI: dict[str, Any] = {  # many small steps in an epoch
@@ -160,6 +154,12 @@ def run_all(folder: Path) -> dict[str, Any]:
         resume(folder / "left-by-one")
     except (CheckpointError, ConfigError) as error:
         found["errors"].append(str(error))
+    found["sparse"] = []
+    for changes in ({"head": "trees", "sparse": True}, {"sparse_embedding": True}):
+        try:
+            train(settings(folder, "sparse", 2, changes))
+        except ConfigError as error:
+            found["sparse"].append(str(error))
 
     assert dist.is_initialized()
     return found
@@ -288,6 +288,15 @@ def test_another_number_of_processes_is_refused(folder: Path, found: list[dict[s
         assert "got 2" in message
     with pytest.raises((CheckpointError, ConfigError), match=r"2 processes.*got 1"):
         resume(folder / "left-by-two")
+
+
+@pytest.mark.slow
+def test_row_sparse_gradients_are_refused(folder: Path, found: list[dict[str, Any]]) -> None:
+    for report in found:
+        for flag, message in zip(("--sparse", "--sparse-embedding"), report["sparse"], strict=True):
+            assert message.startswith(f"{flag}: expected one process, since row-sparse gradients")
+            assert message.endswith("got 2")
+    assert not (folder / "sparse").exists()
 
 
 @pytest.mark.slow

@@ -1,15 +1,12 @@
-"""Small language models with every kind of head, and texts of random words."""
+"""Small language models with every kind of head."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from heads.support import HEADS, D, V, make
 
-from hstree.heads import Softmax
 from hstree.lm.models import AWDLSTM, LanguageModel
 
 KINDS = ["softmax", "plif", "monotonic", "mos", "doc", "mixtape", "adaptive", "trees, sparse"]
@@ -26,8 +23,7 @@ DROPOUTS: dict[str, Any] = {
 
 
 def language_model(kind: str = "softmax", seed: int = 0, **options: Any) -> LanguageModel:
-    """A model of V classes with random weights, in training mode; ``softmax, really tied`` shares
-    its weight with the word embeddings."""
+    """A model of V classes with random weights, in training mode."""
     torch.manual_seed(seed)
     sizes, all_layers = (3, 2, 5) if kind == "doc" else (D, 6, D), kind == "doc"
     backbone = AWDLSTM(
@@ -42,12 +38,5 @@ def language_model(kind: str = "softmax", seed: int = 0, **options: Any) -> Lang
     with torch.no_grad():
         for parameter in backbone.parameters():
             parameter.normal_(0.0, 0.5)
-    if kind == "softmax, really tied":
-        return LanguageModel(backbone, Softmax(D, V, embedding=backbone.embedding)).train()
     assert kind in HEADS
     return LanguageModel(backbone, make(kind, **options)).train()
-
-
-def text(n: int, seed: int = 0) -> npt.NDArray[np.int32]:
-    """n words, of which some come again and again."""
-    return np.random.default_rng(seed).zipf(1.5, n).clip(max=V).astype(np.int32) - 1
