@@ -18,6 +18,7 @@ def two() -> list[dict[str, Any]]:
             "distributed.test_fully_shard",
             "distributed.test_shard_trees",
             "distributed.test_clip_grad",
+            "distributed.test_adaptive",
             "distributed.test_deferred",
             "distributed.test_deferred_logits",
         ]
