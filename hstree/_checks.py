@@ -236,9 +236,12 @@ def check_order(
     return order
 
 
-def check_int_array(name: str, values: Any, dtype: type[np.integer[Any]]) -> npt.NDArray[Any]:
-    """The values as a new contiguous 1-D array of ``dtype``; raises TypeError unless they are
-    integers, and ValueError for a wrong shape or an integer out of range of ``dtype``."""
+def check_int_array(
+    name: str, values: Any, dtype: type[np.integer[Any]], copy: bool = True
+) -> npt.NDArray[Any]:
+    """The values as a contiguous 1-D array of ``dtype``, a new one unless ``copy`` is False; raises
+    TypeError unless they are integers, and ValueError for a wrong shape or an integer out of range
+    of ``dtype``."""
     array = np.asarray(values)
     if array.ndim != 1:
         raise ValueError(f"{name}: expected a 1-D array, got shape {array.shape}")
@@ -254,7 +257,7 @@ def check_int_array(name: str, values: Any, dtype: type[np.integer[Any]]) -> npt
             raise ValueError(
                 f"{name}[{i}]: expected a value that fits {limits.dtype}, got {array[i]}"
             )
-    return np.array(array, dtype=dtype, order="C")
+    return np.array(array, dtype, order="C") if copy else np.ascontiguousarray(array, dtype)
 
 
 def check_frequencies(

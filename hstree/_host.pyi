@@ -15,9 +15,31 @@ def class_depth(order: _I32, node_offset: _I64, boundary: _I32, /) -> _I32: ...
 def edges(
     order: _I32, node_offset: _I64, boundary: _I32, /
 ) -> tuple[_I32, _I32, _I32, _I32, _I32, _I32, _I32]: ...
-def tables(
+def table_sizes(
     order: _I32, node_offset: _I64, boundary: _I32, leaf_groups: bool, /
-) -> tuple[_I32, _I64, _I32, _I64, _I32, _I64, _I32, _I32 | None, int, int, int, int, int, int]: ...
+) -> tuple[int, int, int, int, int, int, int, int, int, int]: ...
+def write_tables(
+    order: _I32,
+    node_offset: _I64,
+    boundary: _I32,
+    leaf_groups: bool,
+    *,
+    path_begin: int = 0,
+    wide_begin: int = 0,
+    group_begin: int = 0,
+    leaf_begin: int = 0,
+    leaf_position: _I32 | None = None,
+    root_child: _I32 | None = None,
+    path_offset: _I64 | None = None,
+    path: _I32 | None = None,
+    wide_offset: _I64 | None = None,
+    wide_path: _I32 | None = None,
+    group_offset: _I64 | None = None,
+    group: _I32 | None = None,
+    node: _I32 | None = None,
+    edge: _I32 | None = None,
+    leaf_edge: _I32 | None = None,
+) -> None: ...
 def edge_masses(order: _I32, node_offset: _I64, boundary: _I32, frequencies: _F64, /) -> _F64: ...
 def collapse(
     order: _I32,

@@ -20,6 +20,10 @@ using namespace hstree::host;
 template <typename T>
 using In = py::array_t<T, py::array::c_style>;
 
+// An array that is written, or None. Never converted, which would be a copy.
+template <typename T>
+using Out = std::optional<py::array_t<T, py::array::c_style>>;
+
 template <typename T>
 py::array_t<T> to_numpy(Array<T>&& array, std::vector<py::ssize_t> shape = {}) {
   if (shape.empty()) shape = {static_cast<py::ssize_t>(array.size())};
@@ -41,6 +45,11 @@ template <typename F>
 auto without_gil(const F& work) {
   const py::gil_scoped_release release;
   return work();
+}
+
+template <typename T>
+T* memory(Out<T>& array) {
+  return array ? array->mutable_data() : nullptr;
 }
 
 const double* data_or_null(const std::optional<In<double>>& array) {
@@ -74,19 +83,45 @@ PYBIND11_MODULE(_host, m) {
                           to_numpy(std::move(e.end)), to_numpy(std::move(e.parent_edge)),
                           to_numpy(std::move(e.depth)));
   });
-  m.def("tables", [](const In<int32_t>& order, const In<int64_t>& node_offset, const In<int32_t>& boundary,
-                     bool leaf_groups) {
+  m.def("table_sizes", [](const In<int32_t>& order, const In<int64_t>& node_offset,
+                          const In<int32_t>& boundary, bool leaf_groups) {
     const TreeView tree = view(order, node_offset, boundary);
-    Tables t = without_gil([&] { return tables(tree, leaf_groups); });
-    const py::ssize_t n_wide = t.wide_path.size() / 3, n_group = t.group.size() / 3;
-    py::object root_child = py::none();
-    if (t.root_width > 0) root_child = to_numpy(std::move(t.root_child));
-    return py::make_tuple(to_numpy(std::move(t.leaf_position)), to_numpy(std::move(t.path_offset)),
-                          to_numpy(std::move(t.path)), to_numpy(std::move(t.wide_offset)),
-                          to_numpy(std::move(t.wide_path), {n_wide, 3}), to_numpy(std::move(t.group_offset)),
-                          to_numpy(std::move(t.group), {n_group, 3}), root_child, t.root_width, t.n_binary,
-                          t.n_wide_rows, t.max_depth, t.max_width, t.max_group);
+    const TableSizes s = without_gil([&] { return table_sizes(tree, leaf_groups); });
+    return py::make_tuple(s.root_width, s.n_binary, s.n_wide_rows, s.n_group_rows, s.n_path, s.n_wide_path,
+                          s.max_depth, s.max_width, s.max_group, s.n_last);
   });
+  const auto given = [](const char* name) { return py::arg(name).none(true).noconvert() = py::none(); };
+  m.def(
+      "write_tables",
+      [](const In<int32_t>& order, const In<int64_t>& node_offset, const In<int32_t>& boundary,
+         bool leaf_groups, int64_t path_begin, int64_t wide_begin, int64_t group_begin, int64_t leaf_begin,
+         Out<int32_t> leaf_position, Out<int32_t> root_child, Out<int64_t> path_offset, Out<int32_t> path,
+         Out<int64_t> wide_offset, Out<int32_t> wide_path, Out<int64_t> group_offset, Out<int32_t> group,
+         Out<int32_t> node, Out<int32_t> edge, Out<int32_t> leaf_edge) {
+        TableMemory out;
+        out.leaf_position = memory(leaf_position);
+        out.root_child = memory(root_child);
+        out.path_offset = memory(path_offset);
+        out.path = memory(path);
+        out.path_begin = path_begin;
+        out.wide_offset = memory(wide_offset);
+        out.wide_path = memory(wide_path);
+        out.wide_begin = wide_begin;
+        out.group_offset = memory(group_offset);
+        out.group = memory(group);
+        out.group_begin = group_begin;
+        out.node = memory(node);
+        out.edge = memory(edge);
+        out.leaf_edge = memory(leaf_edge);
+        out.leaf_begin = leaf_begin;
+        const TreeView tree = view(order, node_offset, boundary);
+        without_gil([&] { write_tables(tree, leaf_groups, out); });
+      },
+      py::arg("order"), py::arg("node_offset"), py::arg("boundary"), py::arg("leaf_groups"), py::kw_only(),
+      py::arg("path_begin") = 0, py::arg("wide_begin") = 0, py::arg("group_begin") = 0,
+      py::arg("leaf_begin") = 0, given("leaf_position"), given("root_child"), given("path_offset"),
+      given("path"), given("wide_offset"), given("wide_path"), given("group_offset"), given("group"),
+      given("node"), given("edge"), given("leaf_edge"));
   m.def("edge_masses", [](const In<int32_t>& order, const In<int64_t>& node_offset,
                           const In<int32_t>& boundary, const In<double>& frequencies) {
     const TreeView tree = view(order, node_offset, boundary);

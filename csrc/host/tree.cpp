@@ -35,22 +35,82 @@ Array<int32_t> edge_above(const TreeView& tree) {
   return above;
 }
 
+enum class Kind : int8_t { root, binary, wide, group };
+
+// A node on the path to the node that is visited.
+struct Node {
+  int64_t number = 0, first_edge = 0, n_children = 0;
+  int64_t width = 0;   // of the wide nodes down to it, itself included
+  int32_t above = -1;  // edge above it
+  int32_t row = 0;     // number of a binary node, first row of a wide one, first leaf of a group
+  int32_t n_binary = 0, n_wide = 0;  // nodes of these kinds down to it, itself included
+  Kind kind = Kind::root;
+};
+
+// Calls visit(path, depth) for each node in preorder, path[0] the root and path[depth] the node. The next
+// node in preorder is the last child that waits.
+template <typename Visit>
+void for_each_node(const TreeView& tree, bool leaf_groups, const Visit& visit) {
+  struct Pending {
+    int32_t edge, depth;
+  };
+  std::vector<Pending> pending;
+  Node path[max_depth];
+  int64_t n_binary = 0, n_wide_rows = 0;
+  for (int64_t m = 0; m < tree.n_nodes; ++m) {
+    Pending here{-1, 0};
+    if (m > 0) {
+      here = pending.back();
+      pending.pop_back();
+    }
+    const int64_t n_children = tree.n_children(m);
+    Node& node = path[here.depth];
+    node = here.depth == 0 ? Node{} : path[here.depth - 1];
+    node.number = m;
+    node.first_edge = tree.first_edge(m);
+    node.n_children = n_children;
+    node.above = here.edge;
+    if (m == 0 && n_children > 2) {
+      node.kind = Kind::root;
+    } else if (leaf_groups && tree.end(m) - tree.begin(m) == n_children) {
+      node.kind = Kind::group;
+      node.row = tree.begin(m);
+    } else if (n_children == 2) {
+      node.kind = Kind::binary;
+      node.row = static_cast<int32_t>(n_binary++);
+      ++node.n_binary;
+    } else {
+      node.kind = Kind::wide;
+      node.row = static_cast<int32_t>(n_wide_rows);
+      n_wide_rows += n_children;
+      ++node.n_wide;
+      node.width += n_children;
+    }
+    visit(path, here.depth);
+    const int32_t* b = tree.bounds(m);
+    for (int64_t k = n_children - 1; k >= 0; --k) {
+      if (b[k + 1] - b[k] > 1) pending.push_back({static_cast<int32_t>(node.first_edge + k), here.depth + 1});
+    }
+  }
+}
+
 }  // namespace
 
 void validate(const int32_t* order, int64_t n_classes, const int64_t* node_offset, int64_t n_offsets,
               const int32_t* boundary, int64_t n_boundaries) {
   if (n_classes < 1) fail("order: expected at least one class, got an empty array");
   if (n_classes > max_classes) fail("order: expected at most ", max_classes, " classes, got ", n_classes);
-  Array<int32_t> position(n_classes, -1);
+  std::vector<bool> seen(n_classes);  // bits, which stay in the cache
   for (int64_t i = 0; i < n_classes; ++i) {
     const int32_t c = order[i];
     if (c < 0 || c >= n_classes) {
       fail("order[", i, "]: expected a class from 0 to ", n_classes - 1, ", got ", c);
     }
-    if (position[c] >= 0) {
-      fail("order[", i, "]: class ", c, " appears twice (first at order[", position[c], "])");
+    if (seen[c]) {
+      fail("order[", i, "]: class ", c, " appears twice (first at order[",
+           std::find(order, order + i, c) - order, "])");
     }
-    position[c] = static_cast<int32_t>(i);
+    seen[c] = true;
   }
 
   if (n_offsets < 1) fail("node_offset: expected n_nodes + 1 entries, got an empty array");
@@ -156,122 +216,112 @@ Edges edges(const TreeView& tree) {
   return out;
 }
 
-Tables tables(const TreeView& tree, bool leaf_groups) {
-  const int64_t n_classes = tree.n_classes, n_nodes = tree.n_nodes;
-  Tables out;
-  out.leaf_position = Array<int32_t>(n_classes);
-  for (int64_t i = 0; i < n_classes; ++i) out.leaf_position[tree.order[i]] = static_cast<int32_t>(i);
-
-  const bool wide_root = n_nodes > 0 && tree.n_children(0) > 2;
-  if (wide_root) {
-    out.root_width = tree.n_children(0);
-    out.root_child = Array<int32_t>(n_classes);
-    const int32_t* b = tree.bounds(0);
-    for (int64_t k = 0; k < out.root_width; ++k) {
-      for (int32_t i = b[k]; i < b[k + 1]; ++i) out.root_child[tree.order[i]] = static_cast<int32_t>(k);
+TableSizes table_sizes(const TreeView& tree, bool leaf_groups) {
+  TableSizes out;
+  if (tree.n_nodes > 0 && tree.n_children(0) > 2) out.root_width = tree.n_children(0);
+  for_each_node(tree, leaf_groups, [&](const Node* path, int64_t depth) {
+    const Node& node = path[depth];
+    if (node.kind == Kind::binary) ++out.n_binary;
+    if (node.kind == Kind::wide) out.n_wide_rows += node.n_children;
+    if (node.kind == Kind::group) {
+      out.n_group_rows += node.n_children;
+      out.max_group = std::max(out.max_group, node.n_children);
     }
-  }
+    const int32_t* b = tree.bounds(node.number);
+    int64_t n_leaves = 0;
+    for (int64_t k = 0; k < node.n_children; ++k) n_leaves += b[k + 1] - b[k] == 1;
+    if (n_leaves == 0) return;
+    ++out.n_last;
+    out.n_path += n_leaves * node.n_binary;
+    out.n_wide_path += n_leaves * node.n_wide;
+    out.max_depth = std::max<int64_t>(out.max_depth, node.n_binary);
+    out.max_width = std::max(out.max_width, node.width);
+  });
+  return out;
+}
 
-  // For each node: its number among the binary nodes or its first row among the wide ones (-1: the wide
-  // root and leaf groups), and the numbers of both kinds on the path down to it, itself included.
-  enum class Kind : int8_t { root, binary, wide, group };
-  struct Node {
-    int32_t index, parent, ordinal, n_binary, n_wide;
-    Kind kind;
-    int64_t width;
+void write_tables(const TreeView& tree, bool leaf_groups, const TableMemory& out) {
+  const int64_t n_classes = tree.n_classes;
+  if (tree.n_nodes == 0) {
+    if (out.leaf_position != nullptr) out.leaf_position[0] = 0;
+    if (out.leaf_edge != nullptr) out.leaf_edge[0] = -1;
+  }
+  // The classes lie anywhere in memory: all that has a place for each is written at once. Lengths of paths
+  // first, in entry c + 1 for class c: their running sums are the offsets.
+  for_each_node(tree, leaf_groups, [&](const Node* path, int64_t depth) {
+    const Node& node = path[depth];
+    const int64_t m = node.number;
+    if (out.node != nullptr) {
+      const bool is_root = node.kind == Kind::root, is_group = node.kind == Kind::group;
+      int32_t* entry = out.node + 5 * m;
+      entry[0] = is_root ? 2 : node.kind == Kind::binary ? 0 : 1;
+      entry[1] = static_cast<int32_t>(is_group ? node.row + out.leaf_begin : node.row);
+      entry[2] = static_cast<int32_t>(node.first_edge);
+      entry[3] = static_cast<int32_t>(node.n_children);
+      entry[4] = node.above;
+      if (m > 0) out.edge[2 * int64_t{node.above} + 1] = static_cast<int32_t>(m);
+    }
+    const int32_t* b = tree.bounds(m);
+    for (int64_t k = 0; k < node.n_children; ++k) {
+      const int64_t e = node.first_edge + k;
+      if (out.edge != nullptr) out.edge[2 * e] = static_cast<int32_t>(m);
+      if (b[k + 1] - b[k] > 1) continue;
+      const int32_t c = tree.order[b[k]];
+      // A complement is negative, also that of class 0, and so differs from every node.
+      if (out.edge != nullptr) out.edge[2 * e + 1] = ~c;
+      if (out.leaf_edge != nullptr) out.leaf_edge[c] = static_cast<int32_t>(e);
+      if (out.leaf_position != nullptr) out.leaf_position[c] = b[k];
+      if (out.root_child != nullptr) {
+        out.root_child[c] = depth == 0 ? static_cast<int32_t>(k) : path[1].above;
+      }
+      if (out.path_offset != nullptr) out.path_offset[c + 1] = node.n_binary;
+      if (out.wide_offset != nullptr) out.wide_offset[c + 1] = node.n_wide;
+      if (out.group_offset != nullptr) out.group_offset[c + 1] = node.kind == Kind::group;
+    }
+  });
+  const auto add_up = [&](int64_t* offset, int64_t begin) {
+    if (offset == nullptr) return;
+    offset[0] = begin;
+    if (tree.n_nodes == 0) offset[1] = 0;
+    for (int64_t c = 0; c < n_classes; ++c) offset[c + 1] += offset[c];
   };
-  Array<Node> nodes(n_nodes);
-  // Two passes: lengths first, in entry c + 1 for class c, so that their running sums are the offsets and
-  // every table is allocated once.
-  out.path_offset = Array<int64_t>(n_classes + 1, 0);
-  out.wide_offset = Array<int64_t>(n_classes + 1, 0);
-  out.group_offset = Array<int64_t>(n_classes + 1, 0);
-  {
-    const Array<int32_t> above = edge_above(tree);
-    Array<int32_t> edge_node(tree.n_edges());
-    for (int64_t m = 0; m < n_nodes; ++m) {
-      const int64_t n_children = tree.n_children(m);
-      Node node{-1, -1, 0, 0, 0, n_children == 2 ? Kind::binary : Kind::wide, 0};
-      if (m == 0 && wide_root) {
-        node.kind = Kind::root;
-      } else if (leaf_groups && tree.end(m) - tree.begin(m) == n_children) {
-        node.kind = Kind::group;
-      }
-      if (m > 0) {
-        node.parent = edge_node[above[m]];
-        node.ordinal = static_cast<int32_t>(above[m] - tree.first_edge(node.parent));
-        node.n_binary = nodes[node.parent].n_binary;
-        node.n_wide = nodes[node.parent].n_wide;
-        node.width = nodes[node.parent].width;
-      }
-      if (node.kind == Kind::binary) {
-        node.index = static_cast<int32_t>(out.n_binary++);
-        ++node.n_binary;
-      } else if (node.kind == Kind::wide) {
-        node.index = static_cast<int32_t>(out.n_wide_rows);
-        out.n_wide_rows += n_children;
-        ++node.n_wide;
-        node.width += n_children;
-      } else if (node.kind == Kind::group) {
-        out.max_group = std::max(out.max_group, n_children);
-      }
-      nodes[m] = node;
-      const int32_t* b = tree.bounds(m);
-      for (int64_t k = 0; k < n_children; ++k) {
-        edge_node[tree.first_edge(m) + k] = static_cast<int32_t>(m);
-        if (b[k + 1] - b[k] == 1) {
-          const int32_t c = tree.order[b[k]];
-          out.path_offset[c + 1] = node.n_binary;
-          out.wide_offset[c + 1] = node.n_wide;
-          out.group_offset[c + 1] = node.kind == Kind::group;
-          out.max_depth = std::max<int64_t>(out.max_depth, node.n_binary);
-          out.max_width = std::max(out.max_width, node.width);
-        }
-      }
-    }
-  }
-  for (int64_t c = 0; c < n_classes; ++c) {
-    out.path_offset[c + 1] += out.path_offset[c];
-    out.wide_offset[c + 1] += out.wide_offset[c];
-    out.group_offset[c + 1] += out.group_offset[c];
-  }
+  add_up(out.path_offset, out.path_begin);
+  add_up(out.wide_offset, out.wide_begin);
+  add_up(out.group_offset, out.group_begin);
+  if (out.path == nullptr && out.wide_path == nullptr && out.group == nullptr) return;
 
   // The decisions above the current node. In preorder, every entry except the last stays valid between
   // visits.
-  out.path = Array<int32_t>(out.path_offset[n_classes]);
-  out.wide_path = Array<int32_t>(3 * out.wide_offset[n_classes]);
-  out.group = Array<int32_t>(3 * out.group_offset[n_classes]);
-  int32_t path[max_depth];
-  int32_t wide_path[3 * max_depth];
+  int32_t path_above[max_depth], wide_above[3 * max_depth];
   const auto write = [](int32_t* entry, int64_t first, int64_t width, int64_t child) {
     entry[0] = static_cast<int32_t>(first);
     entry[1] = static_cast<int32_t>(width);
     entry[2] = static_cast<int32_t>(child);
   };
-  const auto decide = [&](int64_t m, int64_t k) {
-    const Node& node = nodes[m];
+  const auto decide = [&](const Node& node, int64_t k) {
     if (node.kind == Kind::binary) {
-      path[node.n_binary - 1] = node.index << 1 | (k == 0 ? 1 : 0);
+      path_above[node.n_binary - 1] = node.row << 1 | (k == 0 ? 1 : 0);
     } else if (node.kind == Kind::wide) {
-      write(wide_path + 3 * (node.n_wide - 1), node.index, tree.n_children(m), k);
+      write(wide_above + 3 * (node.n_wide - 1), node.row, node.n_children, k);
     }
   };
-  for (int64_t m = 0; m < n_nodes; ++m) {
-    const Node& node = nodes[m];
-    if (m > 0) decide(node.parent, node.ordinal);
-    const int32_t* b = tree.bounds(m);
-    for (int64_t k = 0; k < tree.n_children(m); ++k) {
+  for_each_node(tree, leaf_groups, [&](const Node* path, int64_t depth) {
+    const Node& node = path[depth];
+    if (depth > 0) decide(path[depth - 1], node.above - path[depth - 1].first_edge);
+    const int32_t* b = tree.bounds(node.number);
+    for (int64_t k = 0; k < node.n_children; ++k) {
       if (b[k + 1] - b[k] > 1) continue;
-      decide(m, k);
+      decide(node, k);
       const int32_t c = tree.order[b[k]];
-      std::copy_n(path, node.n_binary, out.path.data() + out.path_offset[c]);
-      std::copy_n(wide_path, 3 * node.n_wide, out.wide_path.data() + 3 * out.wide_offset[c]);
-      if (node.kind == Kind::group) {
-        write(out.group.data() + 3 * out.group_offset[c], b[0], tree.n_children(m), k);
+      if (out.path != nullptr) std::copy_n(path_above, node.n_binary, out.path + out.path_offset[c]);
+      if (out.wide_path != nullptr) {
+        std::copy_n(wide_above, 3 * node.n_wide, out.wide_path + 3 * out.wide_offset[c]);
+      }
+      if (out.group != nullptr && node.kind == Kind::group) {
+        write(out.group + 3 * out.group_offset[c], b[0], node.n_children, k);
       }
     }
-  }
-  return out;
+  });
 }
 
 Array<double> edge_masses(const TreeView& tree, const double* frequencies) {

@@ -74,16 +74,33 @@ struct Edges {
   Array<int32_t> node, ordinal, child_node, begin, end, parent_edge, depth;
 };
 
-struct Tables {
-  Array<int32_t> leaf_position;
-  Array<int64_t> path_offset;
-  Array<int32_t> path;
-  Array<int64_t> wide_offset;
-  Array<int32_t> wide_path;   // [Pw, 3], flat
-  Array<int32_t> root_child;  // empty unless the root is wide
-  Array<int64_t> group_offset;
-  Array<int32_t> group;  // [Pg, 3], flat
-  int64_t root_width = 0, n_binary = 0, n_wide_rows = 0, max_depth = 0, max_width = 0, max_group = 0;
+// How large the tables of a tree are; see TreeTables in hstree/trees/tables.py.
+struct TableSizes {
+  int64_t root_width = 0, n_binary = 0, n_wide_rows = 0, n_group_rows = 0;
+  int64_t n_path = 0, n_wide_path = 0;  // entries of the paths of all classes
+  int64_t max_depth = 0, max_width = 0, max_group = 0;
+  int64_t n_last = 0;  // nodes above classes
+};
+
+// Memory for the tables of a tree. Those of one null pointer are left out.
+struct TableMemory {
+  int32_t* leaf_position = nullptr;  // [V]
+  int32_t* root_child = nullptr;     // [V]
+  // Offsets [V + 1] count from the entry `path_begin` on, where those of this tree begin; paths are the
+  // memory of all entries.
+  int64_t* path_offset = nullptr;
+  int32_t* path = nullptr;
+  int64_t path_begin = 0;
+  int64_t* wide_offset = nullptr;
+  int32_t* wide_path = nullptr;  // [.., 3]
+  int64_t wide_begin = 0;
+  int64_t* group_offset = nullptr;
+  int32_t* group = nullptr;  // [.., 3]
+  int64_t group_begin = 0;
+  int32_t* node = nullptr;       // [M, 5]
+  int32_t* edge = nullptr;       // [E, 2]
+  int32_t* leaf_edge = nullptr;  // [V]
+  int64_t leaf_begin = 0;        // row of the first leaf in `node`
 };
 
 // Throws std::invalid_argument that names the first offending entry. O(V).
@@ -93,8 +110,10 @@ void validate(const int32_t* order, int64_t n_classes, const int64_t* node_offse
 // Inner nodes on the path of each class, [V].
 Array<int32_t> class_depth(const TreeView& tree);
 Edges edges(const TreeView& tree);
-// See TreeTables in hstree/trees/tables.py. `leaf_groups`: whether these are a kind of their own.
-Tables tables(const TreeView& tree, bool leaf_groups);
+// `leaf_groups`: whether these are a kind of their own.
+TableSizes table_sizes(const TreeView& tree, bool leaf_groups);
+// Takes memory for the nodes of one path and the children that wait.
+void write_tables(const TreeView& tree, bool leaf_groups, const TableMemory& out);
 
 // Mass below each edge, float64 [E], summed from the leaves upwards, children left to right.
 Array<double> edge_masses(const TreeView& tree, const double* frequencies);

@@ -909,7 +909,7 @@ class Head(nn.Module, ABC):
 
         Args:
             config: result of :meth:`config`.
-            tensors: state dict of the saved head.
+            tensors: state dict of the saved head; the head may keep them.
             embedding: embedding to which a tied head is tied; None: the head gets its own weight.
         """
 

@@ -3,14 +3,13 @@ survives the meta device and ``to_empty``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as tensors_of_bytes
 from safetensors.torch import save as bytes_of_tensors
 from torch import Tensor, nn
 
@@ -19,6 +18,20 @@ if TYPE_CHECKING:
 
 EXTRA_STATE = "_extra_state"
 """Key of the tables in a state dict, from :meth:`torch.nn.Module.get_extra_state`."""
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+"""Dtypes of tables by their names in safetensors."""
 
 
 @torch.no_grad()
@@ -62,9 +75,10 @@ class Tables(nn.Module):
         """The tables by name, on the CPU."""
         return dict(self._own_tables)
 
-    def saved_tables(self) -> dict[str, Tensor]:
-        """All that is saved, by name, on the CPU."""
-        return dict(self._own_tables)
+    def saved_items(self) -> Iterator[tuple[str, Tensor]]:
+        """All that is saved: names and tables on the CPU, one after the other, because copies of
+        all of them may be larger than the module."""
+        yield from self._own_tables.items()
 
     def register_table(self, name: str, values: Tensor) -> None:
         """Add or replace a table."""
@@ -95,16 +109,17 @@ class Tables(nn.Module):
         return self
 
     def get_extra_state(self) -> Tensor:
-        content = bytearray(bytes_of_tensors(self.saved_tables()))
+        content = bytearray(bytes_of_tensors(dict(self.saved_items())))
         return torch.frombuffer(content, dtype=torch.uint8).clone()  # aligned
 
     def set_extra_state(self, state: Any) -> None:
-        own, other = self.saved_tables(), unpacked(state)
+        other = unpacked(state)
         differ = [
             name
-            for name in sorted(own.keys() | other.keys())
-            if name not in own or name not in other or not torch.equal(own[name], other[name])
+            for name, own in self.saved_items()
+            if name not in other or not torch.equal(own, other.pop(name))
         ]
+        differ = sorted({*differ, *other})
         if differ:
             names = ", ".join(differ[:4]) + ", ..." * (len(differ) > 4)
             raise ValueError(
@@ -116,23 +131,42 @@ class Tables(nn.Module):
 
 
 def unpacked(state: Any) -> dict[str, Tensor]:
-    """The saved tables in an entry of a state dict.
+    """The saved tables in an entry of a state dict. They share its memory.
 
     Raises:
         ValueError: if it does not hold tables.
     """
-    content = b""
-    if isinstance(state, Tensor) and state.dim() == 1:
-        content = state.detach().cpu().round().to(torch.uint8).numpy().tobytes()
     try:
-        with torch.device("cpu"):  # also while a head is built on the meta device
-            return dict(tensors_of_bytes(content))
-    except (SafetensorError, LookupError, ValueError, RuntimeError) as error:
+        if not isinstance(state, Tensor) or state.dim() != 1:
+            raise ValueError(f"expected a tensor of bytes, got {_what(state)}")
+        content = state.detach().cpu()
+        if content.dtype != torch.uint8:
+            content = content.round().to(torch.uint8)
+        return dict(_parts(content))
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"{EXTRA_STATE}: expected the tables of a head as bytes, got {_what(state)} with other "
             "values: the tables were changed. Something that treats all entries of a state dict as "
             f"weights, such as a moving average, must leave out {EXTRA_STATE}"
         ) from error
+
+
+def _parts(content: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors of a safetensors file, whose bytes are uint8 [B], without copies: the
+    length of the header (8 bytes, the lowest first), the header (JSON), and the data."""
+    length = int.from_bytes(content[:8].numpy().tobytes(), "little")
+    header = json.loads(content[8 : 8 + length].numpy().tobytes())
+    data = content[8 + length :]
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        if not 0 <= begin <= end <= len(data):
+            raise ValueError(f"{name}: expected bytes within {len(data)}, got {begin} to {end}")
+        part, dtype = data[begin:end], DTYPES[entry["dtype"]]
+        if part.data_ptr() % dtype.itemsize or part.storage_offset() % dtype.itemsize:
+            part = part.clone()
+        yield name, part.view(dtype).view(entry["shape"])
 
 
 def saved_tables(tensors: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:

@@ -34,9 +34,10 @@ class LossWatch:
     ) -> None:
         """Of a batch: name and class frequencies [V] of the head, log-probabilities [N], and
         targets [N] of :func:`hstree.ops.mark_targets`."""
-        if frequencies is None or self.batches == BATCHES * WINDOWS:
-            return
+        # Compilation first: torch.compile makes a graph for each value of a number that it reads.
         if torch.compiler.is_compiling() or is_transformed() or output.device.type == "meta":
+            return
+        if frequencies is None or self.batches == BATCHES * WINDOWS:
             return
         if output.is_cuda and torch.cuda.is_current_stream_capturing():
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -102,3 +102,64 @@ class TreeEdges:
     end: Int32Array
     parent_edge: Int32Array
     depth: Int32Array
+
+
+class TableSizes(NamedTuple):
+    """How large the tables of a tree are.
+
+    Attributes:
+        root_width, n_binary, n_wide_rows: see :class:`TreeTables`.
+        n_group_rows: number of classes in leaf groups, which is that of rows of ``group``.
+        n_path, n_wide_path: numbers of rows of ``path`` and ``wide_path``.
+        max_depth, max_width, max_group: see :class:`TreeTables`.
+        n_last: number of nodes that have a class as a child.
+    """
+
+    root_width: int
+    n_binary: int
+    n_wide_rows: int
+    n_group_rows: int
+    n_path: int
+    n_wide_path: int
+    max_depth: int
+    max_width: int
+    max_group: int
+    n_last: int
+
+
+TreeArrays: TypeAlias = tuple[Int32Array, Int64Array, Int32Array]
+"""``order``, ``node_offset`` and ``boundary`` of a :class:`hstree.trees.Tree`."""
+
+
+def table_sizes(tree: TreeArrays, leaf_groups: bool) -> TableSizes:
+    """Sizes of the tables of a tree, before they are made."""
+    return TableSizes(*_host.table_sizes(*tree, leaf_groups))
+
+
+def tree_tables(tree: TreeArrays, leaf_groups: bool) -> TreeTables:
+    """See :meth:`hstree.trees.Tree.tables`."""
+    sizes, n_classes = table_sizes(tree, leaf_groups), len(tree[0])
+    out: dict[str, Any] = {
+        "leaf_position": np.empty(n_classes, np.int32),
+        "path_offset": np.empty(n_classes + 1, np.int64),
+        "path": np.empty(sizes.n_path, np.int32),
+        "wide_offset": np.empty(n_classes + 1, np.int64),
+        "wide_path": np.empty((sizes.n_wide_path, 3), np.int32),
+        "group_offset": np.empty(n_classes + 1, np.int64),
+        "group": np.empty((sizes.n_group_rows, 3), np.int32),
+    }
+    if sizes.root_width:
+        out["root_child"] = np.empty(n_classes, np.int32)
+    _host.write_tables(*tree, leaf_groups, **out)
+    for array in out.values():
+        array.flags.writeable = False
+    out.setdefault("root_child", None)
+    return TreeTables(
+        **out,
+        root_width=sizes.root_width,
+        n_binary=sizes.n_binary,
+        n_wide_rows=sizes.n_wide_rows,
+        max_depth=sizes.max_depth,
+        max_width=sizes.max_width,
+        max_group=sizes.max_group,
+    )

@@ -14,7 +14,7 @@ from hstree import _host
 from hstree._checks import check_frequencies, check_int, check_int_array
 from hstree.trees.files import read_tree, write_tree
 from hstree.trees.nested import Nested, nested_of, parents_of_nested
-from hstree.trees.tables import Int32Array, Int64Array, TreeEdges, TreeTables
+from hstree.trees.tables import Int32Array, Int64Array, TreeEdges, TreeTables, tree_tables
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,6 +41,8 @@ class Tree:
             ``boundary[node_offset[m]:node_offset[m + 1]]``, int [M + 1].
         boundary: boundaries b_0 < b_1 < ... < b_c of each node, int [node_offset[M]]: child k has
             the leaf positions b_k to b_{k + 1} - 1.
+        copy: whether the tree gets its own copy of the arrays. False: it keeps contiguous ones of
+            its dtypes (int32, int64 and int32), which become read-only and must not change.
 
     Raises:
         TypeError: if an array does not consist of integers.
@@ -64,11 +66,11 @@ class Tree:
         "_order",
     )
 
-    def __init__(self, order: Any, node_offset: Any, boundary: Any) -> None:
+    def __init__(self, order: Any, node_offset: Any, boundary: Any, *, copy: bool = True) -> None:
         self._set(
-            check_int_array("order", order, np.int32),
-            check_int_array("node_offset", node_offset, np.int64),
-            check_int_array("boundary", boundary, np.int32),
+            check_int_array("order", order, np.int32, copy),
+            check_int_array("node_offset", node_offset, np.int64, copy),
+            check_int_array("boundary", boundary, np.int32, copy),
         )
 
     def _set(self, order: Int32Array, node_offset: Int64Array, boundary: Int32Array) -> None:
@@ -174,10 +176,7 @@ class Tree:
         Args:
             leaf_groups: whether nodes whose children are all classes are a kind of their own.
         """
-        values = _host.tables(*self._raw(), leaf_groups)
-        return TreeTables(
-            *(_frozen(value) if isinstance(value, np.ndarray) else value for value in values)  # type: ignore[arg-type]
-        )
+        return tree_tables(self._raw(), leaf_groups)
 
     def edges(self) -> TreeEdges:
         """All pairs (inner node, child), in O(V)."""
@@ -371,7 +370,7 @@ class Tree:
         """
         arrays = read_tree(Path(path))
         try:
-            return cls(**arrays)
+            return cls(**arrays, copy=False)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 

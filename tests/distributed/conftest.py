@@ -16,6 +16,7 @@ def two() -> list[dict[str, Any]]:
         [
             "distributed.test_training",
             "distributed.test_meta",
+            "distributed.test_adaptive",
             "distributed.test_deferred_logits",
         ]
     )

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from hstree.heads.trees.layout import TreeLayout
+from hstree.heads.trees.layout import Layout
 from hstree.ops import tree_log_softmax
 from hstree.ops._composed_tree_log_softmax import composed_backward
 from hstree.trees import Tree
@@ -87,11 +87,10 @@ def test_equals_reference(
 def test_tables_are_those_of_the_layout() -> None:
     batch = draw(USUAL)
     for t, nested in enumerate(batch.nested):
-        tables = TreeLayout(Tree.from_nested(nested)).nodes()
-        for name, filled in (("node", batch.node[t]), ("edge", batch.edge[t])):
-            rows = len(tables[name])
-            assert torch.equal(torch.from_numpy(tables[name]), filled[:rows])
-            assert not filled[rows:].any()
+        tables = Layout([Tree.from_nested(nested)])
+        for own, filled in ((tables.node[0], batch.node[t]), (tables.edge[0], batch.edge[t])):
+            assert torch.equal(own, filled[: len(own)])
+            assert not filled[len(own) :].any()
 
 
 def test_relative_accuracy_of_one_node(device: torch.device) -> None:

@@ -14,7 +14,7 @@ import torch
 from reference.tree_topk import tree_topk_reference
 from torch import Tensor
 
-from hstree.heads.trees.layout import TreeLayout
+from hstree.heads.trees.layout import Layout
 from hstree.ops import tree_topk
 from hstree.trees import build_ensemble
 from ops.apart import apart, every_instruction_set, outcomes, with_instruction_set
@@ -84,14 +84,13 @@ def test_opens_what_may_be_among_the_best_alone() -> None:
     log_prob, classes = topk(mixture, k)
     values, order = tree_topk_reference(*mixture.arguments(), k=200)
     every = torch.empty_like(values).scatter(1, order, values)[0].exp()
-    layout = TreeLayout(mixture.trees[0])
     edges = mixture.trees[0].edges()
     inner = np.flatnonzero(edges.child_node >= 0)
     order_of_leaves = torch.from_numpy(mixture.trees[0].order.astype(np.int64))
     mass = np.array([float(every[order_of_leaves[edges.begin[e] : edges.end[e]]].sum())
                      for e in inner])  # fmt: skip
-    tables = layout.nodes()
-    rows = tables["node"][edges.child_node[inner], 1]
+    node = Layout(mixture.trees[:1]).node[0].numpy()
+    rows = node[edges.child_node[inner], 1]
     worst = float(log_prob[0, -1].exp())
     unlikely = rows[mass < worst * (1 - 1e-9)]
     assert len(unlikely) > 100
@@ -100,7 +99,7 @@ def test_opens_what_may_be_among_the_best_alone() -> None:
     got = topk(mixture, k)
     assert torch.equal(got[0], log_prob)
     assert torch.equal(got[1], classes)
-    mixture.weight[0, int(tables["node"][0, 1])] = torch.nan
+    mixture.weight[0, int(node[0, 1])] = torch.nan
     assert topk(mixture, k)[0].isnan().all()
 
 

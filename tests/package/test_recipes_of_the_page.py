@@ -87,6 +87,16 @@ def run_tests(folder: Path, *arguments: str, libraries: tuple[str, ...] = ()) ->
     run(folder, "-c", LOAD.format(libraries=libraries), "-q", *arguments)
 
 
+def check(folder: Path, touched: list[str], libraries: tuple[str, ...] = ()) -> None:
+    """Ruff, in the settings of the project, and the examples in the docstrings."""
+    modules = [path for path in touched if path.endswith(".py")]
+    run(folder, "-m", "ruff", "check", *modules)
+    run(folder, "-m", "ruff", "format", "--check", *modules)
+    packages = {Path(path).parts[1] for path in modules if path.startswith("hstree/")}
+    names = " or ".join(sorted(packages))
+    run_tests(folder, "tests/package/test_examples.py", "-k", names, libraries=libraries)
+
+
 def train(folder: Path, *flags: str) -> None:
     write_corpus(folder / "data", sentences=100)
     small = "--embedding-size 8 --hidden-size 8 --layers 1 --epochs 1 --threads 1"
@@ -95,20 +105,22 @@ def train(folder: Path, *flags: str) -> None:
 
 
 def test_add_a_head(copy: Path) -> None:
-    assert len(follow("Add a head", copy)) <= 6
+    touched = follow("Add a head", copy)
+    assert len(touched) <= 6
+    check(copy, touched)
     run_tests(copy, "tests/heads", "-k", "gentle or registry", "-m", "not slow")
     run_tests(copy, "tests/package/test_api_reference.py", "-k", "heads")
     train(copy, "--head", "gentle")
 
 
 def test_add_a_tree_recipe(copy: Path) -> None:
-    follow("Add a tree recipe", copy)
+    check(copy, follow("Add a tree recipe", copy))
     run_tests(copy, "tests/trees/test_ordered.py")
     train(copy, "--recipe", "ordered")
 
 
 def test_add_a_measurement(copy: Path) -> None:
-    follow("Add a measurement", copy)
+    check(copy, follow("Add a measurement", copy))
     run_tests(copy, "tests/lab/test_uncertainty.py")
     train(copy)
     run(copy, "-m", "hstree", "analyze", "uncertainty", "run")
@@ -118,7 +130,8 @@ def test_add_a_measurement(copy: Path) -> None:
 def test_add_an_op(copy: Path) -> None:
     from torch.utils.cpp_extension import load
 
-    assert len(follow("Add an op", copy)) <= 12
+    touched = follow("Add an op", copy)
+    assert len(touched) <= 12
     sources = ("ops/squared_norm.cpp", "cpu/squared_norm.cpp")
     built = copy / "built"
     built.mkdir()
@@ -132,4 +145,5 @@ def test_add_an_op(copy: Path) -> None:
         is_python_module=False,
     )
     library = str(built / "squared_norm.so")
+    check(copy, touched, (library,))
     run_tests(copy, "tests/ops/test_squared_norm.py", libraries=(library,))

@@ -855,6 +855,8 @@ class TreeEnsemble(Head):
         self.gate.reset()
 
     def _reset_nodes(self) -> None:
+        if self.nodes.on_meta:  # a file fills them, or reset_parameters
+            return
         frequencies = np.ones(self.n_classes) if self.frequencies is None else self.frequencies
         self.nodes.reset(self.layout, frequencies)
 
@@ -889,7 +891,7 @@ class TreeEnsemble(Head):
         saved = saved_tables(tensors, "layout.")
         names = ("order", "node_offset", "boundary")
         trees = [
-            Tree(**{name: saved[f"trees.{t}.{name}"].numpy() for name in names})
+            Tree(*(saved[f"trees.{t}.{name}"].numpy() for name in names), copy=False)
             for t in range(options.pop("n_trees"))
         ]
         head = cls(

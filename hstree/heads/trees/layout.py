@@ -7,8 +7,8 @@ kind of their own if all trees share an output embedding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -17,22 +17,13 @@ from torch import Tensor
 
 from hstree.heads.tables import Tables
 from hstree.trees import Tree
+from hstree.trees.ensemble_tables import ensemble_tables
+from hstree.trees.tables import table_sizes
 
 IntArray = npt.NDArray[np.int64]
 
 KINDS = BINARY, WIDE, LEAF, ROOT = 0, 1, 2, 3
 """Kinds of nodes, in the order of their scores for :func:`hstree.ops.tree_log_softmax`."""
-
-_BLOCK = np.array([0, 1, 1, 2])
-"""Block of each kind in the tables of :func:`hstree.ops.tree_log_softmax`: leaf groups follow
-the wide nodes."""
-
-_PATHS = (
-    (BINARY, "path", "path_offset"),
-    (WIDE, "wide_path", "wide_offset"),
-    (LEAF, "group", "group_offset"),
-)
-"""Tables of the paths of the classes through the nodes of a kind."""
 
 
 class TreeLayout:
@@ -53,28 +44,41 @@ class TreeLayout:
     """
 
     def __init__(self, tree: Tree, *, leaf_groups: bool = False) -> None:
-        self.tree = tree
+        self.tree, self.leaf_groups = tree, leaf_groups
+
+    @cached_property
+    def kind(self) -> npt.NDArray[np.int8]:
+        tree, n_children = self.tree, self.tree.n_children
+        first, last = tree.node_offset[:-1], tree.node_offset[1:] - 1
+        kind: npt.NDArray[np.int8] = np.where(n_children == 2, BINARY, WIDE).astype(np.int8)
+        if self.leaf_groups:
+            # As many leaves below it as children: all its children are classes.
+            kind[tree.boundary[last] - tree.boundary[first] == n_children] = LEAF
+        if tree.root_width > 2:
+            kind[0] = ROOT
+        return kind
+
+    @cached_property
+    def edge(self) -> tuple[npt.NDArray[np.int32], ...]:
         # A node has one boundary more than children, so that the first edge of node m is
         # node_offset[m] - m.
-        first, last = tree.node_offset[:-1], tree.node_offset[1:] - 1
-        n_children, begin = tree.n_children, tree.boundary[first]
-        self.kind: npt.NDArray[np.int8] = np.where(n_children == 2, BINARY, WIDE).astype(np.int8)
-        if leaf_groups:
-            # As many leaves below it as children: all its children are classes.
-            self.kind[tree.boundary[last] - begin == n_children] = LEAF
-        if tree.root_width > 2:
-            self.kind[0] = ROOT
-        of_edge = np.repeat(self.kind, n_children)
-        left = (first - np.arange(tree.n_nodes))[self.kind == BINARY]
-        self.edge: tuple[npt.NDArray[np.int32], ...] = tuple(
-            (left if kind == BINARY else np.flatnonzero(of_edge == kind)).astype(np.int32)
+        left = self.tree.node_offset[:-1] - np.arange(self.tree.n_nodes)
+        of_edge = np.repeat(self.kind, self.tree.n_children)
+        of_kinds = (
+            left[self.kind == BINARY] if kind == BINARY else np.flatnonzero(of_edge == kind)
             for kind in KINDS
         )
+        return tuple(edge.astype(np.int32) for edge in of_kinds)
+
+    @cached_property
+    def first_row(self) -> IntArray:
+        tree = self.tree
         # Right for leaf groups, whose rows are leaves; each other kind counts its own vectors.
-        self.first_row: IntArray = begin.astype(np.int64)
+        first_row: IntArray = tree.boundary[tree.node_offset[:-1]].astype(np.int64)
         for kind in (BINARY, WIDE, ROOT):
-            rows = np.where(self.kind == kind, 1 if kind == BINARY else n_children, 0)
-            np.copyto(self.first_row, rows.cumsum() - rows, where=self.kind == kind)
+            rows = np.where(self.kind == kind, 1 if kind == BINARY else tree.n_children, 0)
+            np.copyto(first_row, rows.cumsum() - rows, where=self.kind == kind)
+        return first_row
 
     @property
     def leaf_classes(self) -> npt.NDArray[np.int32]:
@@ -83,33 +87,10 @@ class TreeLayout:
 
     def root_classes(self) -> tuple[IntArray, npt.NDArray[np.int32]]:
         """Rows of a wide root whose children are classes, and these classes."""
-        bounds = self.tree.boundary[: len(self.edge[ROOT]) + 1]
+        width = self.tree.root_width
+        bounds = self.tree.boundary[: width + 1 if width > 2 else 0]
         row = np.flatnonzero(np.diff(bounds) == 1)
         return row, self.tree.order[bounds[row]]
-
-    def nodes(self, leaf_begin: int = 0) -> dict[str, npt.NDArray[np.int32]]:
-        """Tables of one tree for :func:`hstree.ops.tree_topk` and
-        :func:`hstree.ops.tree_log_softmax`: node [M, 5], edge [E, 2] and leaf_edge [V].
-
-        Args:
-            leaf_begin: first row of the leaf groups in the block of the wide nodes.
-        """
-        tree, edges = self.tree, self.tree.edges()
-        edge = np.stack([edges.node, edges.child_node], 1)
-        below, leaf = (np.flatnonzero(is_) for is_ in (edge[:, 1] >= 0, edge[:, 1] < 0))
-        classes = tree.order[edges.begin[leaf]]
-        # A complement is negative, also that of class 0, and so differs from every node.
-        edge[leaf, 1] = ~classes
-        leaf_edge = np.full(tree.n_classes, -1, np.int32)
-        leaf_edge[classes] = leaf
-        above = np.full(tree.n_nodes, -1)
-        above[edges.child_node[below]] = below
-        first_edge = tree.node_offset[:-1] - np.arange(tree.n_nodes)
-        # Leaf groups have no rows in the scores. Numbers behind those of the wide nodes tell them
-        # apart.
-        row = self.first_row + np.where(self.kind == LEAF, leaf_begin, 0)
-        node = [_BLOCK[self.kind], row, first_edge, tree.n_children, above]
-        return {"node": np.stack(node, 1).astype(np.int32), "edge": edge, "leaf_edge": leaf_edge}
 
 
 class Layout(Tables):
@@ -169,59 +150,34 @@ class Layout(Tables):
         self.trees = [TreeLayout(tree, leaf_groups=leaf_groups) for tree in trees]
         self.n_trees, self.n_classes = len(trees), trees[0].n_classes
         self.leaf_groups = leaf_groups
-        self.n_rows = [max(len(tree.edge[kind]) for tree in self.trees) for kind in KINDS]
-        if self.n_rows[LEAF]:
-            self.n_rows[LEAF] = self.n_classes
+        self._sizes = sizes = [
+            table_sizes((tree.order, tree.node_offset, tree.boundary), leaf_groups)
+            for tree in trees
+        ]
+        self.n_rows = [
+            max(of_tree.n_binary for of_tree in sizes),
+            max(of_tree.n_wide_rows for of_tree in sizes),
+            self.n_classes if any(of_tree.n_group_rows for of_tree in sizes) else 0,
+            sizes[0].root_width,
+        ]
+        self.max_depth = max(of_tree.max_depth for of_tree in sizes)
+        self.max_width = max(of_tree.max_width for of_tree in sizes)
+        self.max_group = max(of_tree.max_group for of_tree in sizes)
+        n_last = sum(of_tree.n_last for of_tree in sizes)
+        self.mean_group = self.n_classes * self.n_trees / max(n_last, 1)
         self.feature_index = None
         if feature_index is not None:
             self.register_table("feature_index", feature_index)
         self.set_tables(self.tables_device)
 
     def tables(self) -> dict[str, Tensor]:
-        """The tables. Also sets their largest sizes. Tree by tree, because what is computed on the
-        way is larger than the tables."""
-        n_classes, trees = self.n_classes, [layout.tree for layout in self.trees]
-        shapes: dict[str, tuple[int, ...]] = {
-            "leaf_position": (n_classes,),
-            "node": (max(tree.n_nodes for tree in trees), 5),
-            "edge": (max(tree.n_edges for tree in trees), 2),
-            "leaf_edge": (n_classes,),
-        }
+        trees = [layout.tree for layout in self.trees]
+        out = ensemble_tables(trees, self._sizes, self.leaf_groups)
         if self.leaf_groups:
-            shapes["leaf_class"] = (n_classes,)
-        if self.n_rows[ROOT]:
-            shapes["root_child"] = (n_classes + 2,)
-        out: dict[str, npt.NDArray[Any]] = {
-            name: np.zeros((self.n_trees, *shape), np.int32) for name, shape in shapes.items()
-        }
-        parts: dict[str, list[npt.NDArray[Any]]] = {}
-        for kind, path, offset in _PATHS:
-            if self.n_rows[kind]:
-                parts[path] = []
-                out[offset] = np.empty((self.n_trees, n_classes + 1), np.int64)
-        self.max_depth = self.max_width = self.max_group = n_last = 0
-        for t, layout in enumerate(self.trees):
-            tables, nodes = trees[t].tables(self.leaf_groups), layout.nodes(self.n_rows[WIDE])
-            of_tree = vars(tables) | nodes | {"leaf_class": trees[t].order}
-            for name in shapes:
-                out[name][t, : len(of_tree[name])] = of_tree[name]
-            for _, path, offset in _PATHS:
-                if path in parts:
-                    # The paths of all trees are one array: those of a tree begin after those of the
-                    # trees before.
-                    np.add(of_tree[offset], sum(map(len, parts[path])), out=out[offset][t])
-                    parts[path].append(of_tree[path])
-            self.max_depth = max(self.max_depth, tables.max_depth)
-            self.max_width = max(self.max_width, tables.max_width)
-            self.max_group = max(self.max_group, tables.max_group)
-            # Nodes above classes.
-            last = nodes["edge"][nodes["edge"][:, 1] < 0, 0]
-            n_last += int(np.count_nonzero(np.bincount(last)))
-        self.mean_group = n_classes * self.n_trees / max(n_last, 1)
-        out |= {path: np.concatenate(of_trees) for path, of_trees in parts.items()}
+            out["leaf_class"] = np.stack([tree.order for tree in trees])
         if self.n_rows[ROOT]:
             # Marked targets are indices too: V, and -1, which is the last entry.
-            out["root_child"][:, n_classes:] = trees[0].root_width, -1
+            out["root_child"][:, self.n_classes :] = trees[0].root_width, -1
         if self.leaf_groups:
             rows, classes = zip(*(layout.root_classes() for layout in self.trees), strict=True)
             place = [t * self.n_rows[ROOT] + row for t, row in enumerate(rows)]
@@ -231,13 +187,11 @@ class Layout(Tables):
             out["root_class"], out["root_source"] = unique.astype(np.int64), source
         return super().tables() | {name: torch.from_numpy(table) for name, table in out.items()}
 
-    def saved_tables(self) -> dict[str, Tensor]:
-        trees = {
-            f"trees.{t}.{name}": torch.tensor(array, device="cpu")
-            for t, layout in enumerate(self.trees)
-            for name, array in layout.tree.arrays().items()
-        }
-        return super().saved_tables() | trees
+    def saved_items(self) -> Iterator[tuple[str, Tensor]]:
+        yield from super().saved_items()
+        for t, layout in enumerate(self.trees):
+            for name, array in layout.tree.arrays().items():
+                yield f"trees.{t}.{name}", torch.tensor(array, device="cpu")
 
     def numbers_of_a_row(self, device: torch.device) -> int:
         """Scores and log-probabilities that the log-probabilities of all classes take for a row:

@@ -411,6 +411,12 @@ class Nodes(nn.Module):
             if bias is not None:
                 fill(bias, values)
 
+    @property
+    def on_meta(self) -> bool:
+        """Whether the biases are on the meta device."""
+        biases = [getattr(self, block.bias_name) for block in BLOCKS]
+        return any(bias is not None and bias.is_meta for bias in biases)
+
     def set_parameters(self, parameters: Mapping[str, Tensor | None], *, tied: bool) -> None:
         """Replace parameters by those of another number of classes."""
         self.tied = tied
