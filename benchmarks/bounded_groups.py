@@ -11,6 +11,7 @@ bound they are collapsed with max_group=V. Both kinds take turns in one process.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,6 +197,8 @@ def compared(recipe: str, text: tuple[Tokens, Tokens], n_classes: int, size: Siz
 def report(text: tuple[Tokens, Tokens], n_classes: int, size: Size) -> Report:
     unseen = n_classes - len(np.unique(text[0]))
     rows = size.windows * size.window
+    tables = [compared(recipe, text, n_classes, size) for recipe in ("huffman", "cluster")]
+    load = f"{os.getloadavg()[2]:.1f} processes at work on {os.cpu_count()} cores"
     notes = (
         f"V = {n_classes:,}; D = {size.features}; four trees, root of 256. The text has "
         f"{len(text[0]):,} tokens, and {unseen:,} classes do not occur in it.",
@@ -203,11 +206,11 @@ def report(text: tuple[Tokens, Tokens], n_classes: int, size: Size) -> Report:
         "the text, 0 for a child of the root.",
         f"Step: forward and backward pass of the head alone over {rows} tokens of the text; rare: "
         "with targets of the largest group without a bound. Shares of the first row and "
-        f"milliseconds of processor time, medians of {size.rounds} rounds in turns, one thread.",
+        f"milliseconds of processor time, medians of {size.rounds} rounds in turns, one thread; "
+        f"{load}.",
         f"Loss: nats for each of {size.held_out:,} held-out tokens, after {size.steps} steps of an "
         f"LSTM of {size.features} features on {rows} tokens each.",
     )
-    tables = [compared(recipe, text, n_classes, size) for recipe in ("huffman", "cluster")]
     return Report("A bound on the groups of trees of two levels", tables, notes)
 
 
