@@ -48,6 +48,7 @@ def collapse(
     root: int,
     leaf: int,
     levels: int,
+    max_group: int,
     frequencies: _F64 | None,
     /,
 ) -> _Arrays: ...

@@ -48,15 +48,21 @@ Array<double> node_masses(const TreeView& tree, const Array<int32_t>& size, cons
   return mass;
 }
 
-// Writes the nodes of the collapsed tree in preorder. It has no more boundaries than the tree itself.
+// Where part i begins if the leaf positions of a node are divided into equal parts.
+int64_t part_begin(const TreeView& tree, int64_t node, int64_t parts, int64_t i) {
+  return tree.begin(node) + (tree.end(node) - tree.begin(node)) * i / parts;
+}
+
+// Writes the nodes of the collapsed tree in preorder. It has no more boundaries than the tree itself, but for
+// the parts of divided clusters: a root and disjoint groups of two or more classes have at most 2 V + 1.
 class Writer {
  public:
   Writer(const TreeView& tree, const Array<int32_t>& size, int64_t leaf, int64_t levels)
       : tree_(tree),
         leaf_(leaf),
         levels_(levels),
-        out_{Array<int32_t>(tree.n_classes), Array<int64_t>(tree.n_nodes + 1),
-             Array<int32_t>(tree.node_offset[tree.n_nodes])},
+        out_{Array<int32_t>(tree.n_classes), Array<int64_t>(std::max(tree.n_nodes, tree.n_classes) + 1),
+             Array<int32_t>(std::max(tree.node_offset[tree.n_nodes], 2 * tree.n_classes + 1))},
         size_(size) {
     std::copy_n(tree.order, tree.n_classes, out_.order.data());
     out_.node_offset[0] = 0;
@@ -69,6 +75,14 @@ class Writer {
   void softmax(int64_t begin, int64_t end) {
     for (int64_t i = begin; i <= end; ++i) bound(i);
     finish_node();
+  }
+
+  // The subtree of node `top`, as that many equal parts, each a child of the root.
+  void divided(int64_t top, int64_t parts) {
+    for (int64_t i = 0; i < parts; ++i) {
+      const int64_t begin = part_begin(tree_, top, parts, i), end = part_begin(tree_, top, parts, i + 1);
+      if (end - begin > 1) softmax(begin, end);
+    }
   }
 
   // The subtree of node `top`, a child of the root.
@@ -135,7 +149,7 @@ class Writer {
 
 }  // namespace
 
-TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, int64_t levels,
+TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, int64_t levels, int64_t max_group,
                     const double* frequencies) {
   const int64_t n_classes = tree.n_classes, n_nodes = tree.n_nodes;
   const Array<int32_t> size = subtree_sizes(tree);
@@ -149,15 +163,27 @@ TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, int64_t le
   Array<double> mass;
   if (frequencies != nullptr) mass = node_masses(tree, size, frequencies);
 
+  // The children of the root that a cluster becomes.
+  const auto parts = [&](int64_t leaves) { return (leaves + max_group - 1) / max_group; };
+  const auto parts_of = [&](int64_t m) { return parts(tree.end(m) - tree.begin(m)); };
+  // By how much the root grows if node m is replaced by its children. Nothing if m is above the bound and
+  // its children divide it into no more parts than it has to have.
+  const auto growth = [&](int64_t m) {
+    const int32_t* b = tree.bounds(m);
+    int64_t sum = -parts_of(m);
+    for (int64_t k = 0; k < tree.n_children(m); ++k) sum += parts(b[k + 1] - b[k]);
+    return sum;
+  };
+
   // Expand the heaviest node first; ties go to the node with more leaves, then to the earlier one. A node
-  // with more children than the rest of C allows stays a child, and the search continues with the next.
+  // whose children are more than the rest of C allows stays a child, and the search continues with the next.
   using Entry = std::tuple<double, int32_t, int32_t, int32_t>;  // mass, leaves, -begin, node
   std::priority_queue<Entry> frontier;
   std::vector<int32_t> kept;  // frontier nodes that are not expanded
   std::vector<char> cut(n_classes, 0);
-  int64_t width = 1;
+  int64_t width = parts(n_classes);
   const auto expand = [&](int64_t m) {
-    width += tree.n_children(m) - 1;
+    width += growth(m);
     const int32_t* b = tree.bounds(m);
     for (int64_t k = 0, child = m + 1; k < tree.n_children(m); ++k) {
       cut[b[k]] = 1;
@@ -171,11 +197,15 @@ TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, int64_t le
   while (!frontier.empty()) {
     const int32_t m = std::get<3>(frontier.top());
     frontier.pop();
-    if (width + tree.n_children(m) - 1 <= root) {
+    const int64_t more = growth(m);
+    if (more == 0 || width + more <= root) {
       expand(m);
     } else {
       kept.push_back(m);
     }
+  }
+  for (const int32_t m : kept) {
+    for (int64_t i = 1; i < parts_of(m); ++i) cut[part_begin(tree, m, parts_of(m), i)] = 1;
   }
   for (int64_t i = 0; i < n_classes; ++i) {
     if (cut[i]) writer.bound(i);
@@ -183,7 +213,13 @@ TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, int64_t le
   writer.bound(n_classes);
   writer.finish_node();
   std::sort(kept.begin(), kept.end());  // preorder
-  for (const int32_t m : kept) writer.cluster(m);
+  for (const int32_t m : kept) {
+    if (parts_of(m) > 1) {
+      writer.divided(m, parts_of(m));
+    } else {
+      writer.cluster(m);
+    }
+  }
   return writer.finish();
 }
 

@@ -127,13 +127,13 @@ PYBIND11_MODULE(_host, m) {
     const TreeView tree = view(order, node_offset, boundary);
     return to_numpy(without_gil([&] { return edge_masses(tree, frequencies.data()); }));
   });
-  m.def("collapse",
-        [](const In<int32_t>& order, const In<int64_t>& node_offset, const In<int32_t>& boundary,
-           int64_t root, int64_t leaf, int64_t levels, const std::optional<In<double>>& frequencies) {
-          const TreeView tree = view(order, node_offset, boundary);
-          return to_numpy(
-              without_gil([&] { return collapse(tree, root, leaf, levels, data_or_null(frequencies)); }));
-        });
+  m.def("collapse", [](const In<int32_t>& order, const In<int64_t>& node_offset, const In<int32_t>& boundary,
+                       int64_t root, int64_t leaf, int64_t levels, int64_t max_group,
+                       const std::optional<In<double>>& frequencies) {
+    const TreeView tree = view(order, node_offset, boundary);
+    return to_numpy(without_gil(
+        [&] { return collapse(tree, root, leaf, levels, max_group, data_or_null(frequencies)); }));
+  });
   m.def("to_parents",
         [](const In<int32_t>& order, const In<int64_t>& node_offset, const In<int32_t>& boundary) {
           const TreeView tree = view(order, node_offset, boundary);

@@ -119,8 +119,8 @@ void write_tables(const TreeView& tree, bool leaf_groups, const TableMemory& out
 Array<double> edge_masses(const TreeView& tree, const double* frequencies);
 
 // See Tree.collapse in hstree/trees/tree.py. `frequencies` [V], or null: the mass of a node is its leaf
-// count. `levels` 0: any number.
-TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, int64_t levels,
+// count. `levels` 0: any number. `max_group` V: no bound, as it must be unless `levels` is 2.
+TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, int64_t levels, int64_t max_group,
                     const double* frequencies);
 
 // All nodes, leaves included, numbered in preorder: parent (-1 for the root) and class (-1 for an inner

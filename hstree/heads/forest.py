@@ -64,7 +64,8 @@ class ForestSoftmax(ClassSampler):
         in_features: number of input features, D.
         n_classes: number of classes, V.
         n_trees: number of trees, T, without ``trees``.
-        clusters: number of clusters of a tree, C, at most V, without ``trees``.
+        clusters: number of clusters of a tree, C, at most V, without ``trees``. None holds more
+            than 4 max(sqrt(V), V / C) classes (see :meth:`hstree.trees.Tree.collapse`).
         vectors: class vectors, real [V, F], such as a word embedding: a cluster holds classes of
             similar ones, and C is at least 2. None: random clusters of equal size, which bring
             little.
@@ -165,7 +166,8 @@ class ForestSoftmax(ClassSampler):
             tokens: classes of the training text in order, int [...] in [0, V).
             frequencies: class counts [V]; None: those of the tokens.
             n_trees: number of trees, T.
-            clusters: number of clusters of a tree, C of at least 2, at most V.
+            clusters: number of clusters of a tree, C of at least 2, at most V. None holds more than
+                4 max(sqrt(V), V / C) classes: those that the text lacks are several clusters.
             recipe, contexts, tree_options: see :meth:`TreeEnsemble.from_tokens`.
             seed: seed of the trees.
             **options: further arguments of the head.

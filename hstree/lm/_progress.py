@@ -1,8 +1,8 @@
 """Progress of long work on standard error: a bar with the time left on a terminal, elsewhere a line
 every ten seconds.
 
-Progress is shown within :func:`shown` only, which every command of ``hstree`` enters. In a program
-that imports hstree nothing is printed.
+This is for the commands of ``hstree``, which all enter :func:`shown`. A program that imports hstree
+has the line of :mod:`hstree._progress`, on a terminal only.
 """
 
 from __future__ import annotations

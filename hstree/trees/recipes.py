@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from hstree import _host
 from hstree._checks import check_frequencies, check_int, check_int_array, check_seed
-from hstree._progress import track
+from hstree._progress import Task, track
 from hstree.trees.tables import MAX_CLASSES, MAX_DEPTH
 from hstree.trees.tree import Tree
 
@@ -44,7 +45,7 @@ def random_tree(
         seed: seed, 0 to 2^64 - 1.
         root: width of the root, C of :meth:`Tree.collapse`.
         leaf: size of the leaf groups, G of :meth:`Tree.collapse`.
-        levels: number of levels, 2, 3 or None, of :meth:`Tree.collapse`.
+        levels: number of levels, 2, 3 or None, of :meth:`Tree.collapse`; 2 bounds the groups.
         frequencies: class frequencies, real [V], for :meth:`Tree.collapse` only.
 
     Raises:
@@ -82,7 +83,7 @@ def huffman_tree(
         seed: seed, 0 to 2^64 - 1.
         root: width of the root, C of :meth:`Tree.collapse`.
         leaf: size of the leaf groups, G of :meth:`Tree.collapse`.
-        levels: number of levels, 2, 3 or None, of :meth:`Tree.collapse`.
+        levels: number of levels, 2, 3 or None, of :meth:`Tree.collapse`; 2 bounds the groups.
 
     Raises:
         TypeError: if the frequencies are not real numbers.
@@ -137,7 +138,7 @@ def cluster_tree(
         seed: seed, 0 to 2^64 - 1.
         root: width of the root, C of :meth:`Tree.collapse`.
         leaf: size of the leaf groups, G of :meth:`Tree.collapse`.
-        levels: number of levels, 2, 3 or None, of :meth:`Tree.collapse`.
+        levels: number of levels, 2, 3 or None, of :meth:`Tree.collapse`; 2 bounds the groups.
         balance: whether the halves have equal frequency, ``"mass"``, or equal numbers of classes,
             ``"count"``; with the latter only :meth:`Tree.collapse` uses the frequencies.
         max_depth: largest number of inner nodes on a path before collapsing, ceil(log2 V) to
@@ -199,21 +200,21 @@ def cluster_tree(
     noise = float(noise)
     if not 0 <= noise < np.inf:
         raise ValueError(f"noise: expected a finite number of at least 0, got {noise!r}")
-    tree = Tree._adopt(
-        _host.cluster_tree(
-            points,
-            weight,
-            check_seed(seed),
-            balance == "mass",
-            check_int("max_depth", max_depth, (n_classes - 1).bit_length(), MAX_DEPTH),
-            check_int("iterations", iterations, 1, 2**31),
-            subset,
-            max(1, round(fraction * n_features)) if fraction < 1 else 0,
-            check_int("projection", projection, 0, 2**16),
-            noise,
-            bool(bootstrap),
-        )
+    arguments = (
+        points,
+        weight,
+        check_seed(seed),
+        balance == "mass",
+        check_int("max_depth", max_depth, (n_classes - 1).bit_length(), MAX_DEPTH),
+        check_int("iterations", iterations, 1, 2**31),
+        subset,
+        max(1, round(fraction * n_features)) if fraction < 1 else 0,
+        check_int("projection", projection, 0, 2**16),
+        noise,
+        bool(bootstrap),
     )
+    with closing(Task("building a tree", 1)):
+        tree = Tree._adopt(_host.cluster_tree(*arguments))
     return tree.collapse(root, leaf, levels, weight)
 
 
@@ -288,7 +289,7 @@ def build_tree(
         seed: seed, 0 to 2^64 - 1.
         root: width of the root, C of :meth:`Tree.collapse`.
         leaf: size of the leaf groups, G of :meth:`Tree.collapse`.
-        levels: number of levels, 2, 3 or None, of :meth:`Tree.collapse`.
+        levels: number of levels, 2, 3 or None, of :meth:`Tree.collapse`; 2 bounds the groups.
         **options: further arguments of :func:`cluster_tree`.
 
     Raises:
@@ -373,17 +374,18 @@ def build_ensemble(
     choices: list[Any] = [vectors]
     if isinstance(vectors, (list, tuple)) and len(vectors) and np.ndim(vectors[0]) == 2:
         choices = list(vectors)
-    return [
-        build_tree(
-            recipe,
-            n_classes,
-            frequencies,
-            choices[t % len(choices)],
-            tree_seed(seed, t),
-            root,
-            leaf,
-            levels,
-            **options,
-        )
-        for t in track(range(n_trees), "building trees", n_trees)
-    ]
+    with closing(track(range(n_trees), "building trees", n_trees)) as numbers:
+        return [
+            build_tree(
+                recipe,
+                n_classes,
+                frequencies,
+                choices[t % len(choices)],
+                tree_seed(seed, t),
+                root,
+                leaf,
+                levels,
+                **options,
+            )
+            for t in numbers
+        ]

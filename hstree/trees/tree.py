@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -239,6 +240,8 @@ class Tree:
         leaf: int = 1,
         levels: int | None = None,
         frequencies: npt.ArrayLike | None = None,
+        *,
+        max_group: int | None = None,
     ) -> Tree:
         """A tree with the same order of leaves, whose top and small subtrees are single softmaxes.
 
@@ -253,6 +256,18 @@ class Tree:
         two levels every cluster is one softmax over its classes; with three, over its groups and
         the classes that are in none.
 
+        With two levels no cluster has more than B = ``max_group`` classes, by default ::
+
+            B = ceil(4 max(sqrt(V), V / C))
+
+        which is four times the mean of V / C for a root of at most sqrt(V). A cluster of n > B
+        classes counts as ceil(n / B) of the C children of the root. It is divided where the root
+        has no room for its children: into ceil(n / B) parts of equal size, in the order of the
+        leaves. Since the heaviest clusters are replaced first, those that are divided hold rare
+        classes and classes that never occur. Without the bound, the latter could be one cluster
+        with half of all classes, and every step with one of its classes would score it as a whole.
+        The bound goes before C: the root is wider than C if C B < V or if the tree's own root is.
+
         C = 1 and G = 1 without ``levels`` do not change the tree; max(C, G) >= V gives the flat
         softmax.
 
@@ -261,10 +276,13 @@ class Tree:
             leaf: largest size of a leaf group, G >= 1; with two levels, 1.
             levels: largest number of inner nodes on a path, 2 or 3; None: any number.
             frequencies: class frequencies, real [V], finite, none negative.
+            max_group: largest number of classes of a cluster, B >= 1, only with two levels; V: no
+                bound.
 
         Raises:
             TypeError: if the frequencies are not real numbers.
-            ValueError: for a value out of range, or ``leaf`` above 1 with two levels.
+            ValueError: for a value out of range, ``leaf`` above 1 with two levels, or ``max_group``
+                without them.
 
         Example:
             >>> import hstree
@@ -275,6 +293,16 @@ class Tree:
             Tree(n_classes=1000, n_binary=0, n_wide=145, root_width=16, height=3)
             >>> tree.collapse(root=16, levels=2)
             Tree(n_classes=1000, n_binary=0, n_wide=17, root_width=16, height=2)
+
+            Twenty classes occur, and 980 do not:
+
+            >>> counts = [9] * 20 + [0] * 980
+            >>> tree = hstree.trees.huffman_tree(counts)
+            >>> [
+            ...     int(tree.collapse(16, 1, 2, counts, max_group=size).n_children.max())
+            ...     for size in (1000, None, 100)
+            ... ]
+            [981, 246, 99]
         """
         if levels is not None:
             levels = check_int("levels", levels, 2, 3)
@@ -284,10 +312,16 @@ class Tree:
             )
         root = min(check_int("root", root, 1), self.n_classes)
         leaf = min(check_int("leaf", leaf, 1), self.n_classes)
+        if max_group is None:
+            n = self.n_classes
+            max_group = max(math.isqrt(16 * n - 1) + 1, -(-4 * n // root)) if levels == 2 else n
+        elif levels != 2:
+            raise ValueError(f"max_group: expected None without levels=2, got {max_group}")
+        max_group = min(check_int("max_group", max_group, 1), self.n_classes)
         weight = None if frequencies is None else check_frequencies(frequencies, self.n_classes)
         if levels is None and root <= 2 and leaf <= 2 and self.is_binary:
             return self
-        return Tree._adopt(_host.collapse(*self._raw(), root, leaf, levels or 0, weight))
+        return Tree._adopt(_host.collapse(*self._raw(), root, leaf, levels or 0, max_group, weight))
 
     # Other representations
 

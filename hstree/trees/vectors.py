@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from hstree._checks import check_int, check_int_array, check_seed, check_up_to
+from hstree._progress import Task
 from hstree.trees.tables import MAX_CLASSES
 
 Context = Literal["left", "window", "both"]
@@ -122,7 +124,8 @@ def word_vectors(
     if association.nnz:
         weight = np.bincount(ids, minlength=n_classes).astype(np.float64) ** frequency_power
         weighted = scipy.sparse.diags_array(weight) @ association
-        singular, axes = right_singular_vectors(weighted, rank, seed)
+        with closing(Task("learning word vectors", 1)):
+            singular, axes = right_singular_vectors(weighted, rank, seed)
         # The product below has the singular values once. Weights of frequent classes only choose
         # the axes.
         scale = (singular / singular[0]) ** (singular_power - 1)

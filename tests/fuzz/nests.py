@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from fuzz.forests import classes_of
@@ -56,17 +57,26 @@ def check_collapsed(
     if max(root, leaf) >= n_classes:
         assert after == tuple(classes_of(before))
         return
-    assert len(after) <= max(root, len(before))
+    bound = n_classes
+    if levels == 2:
+        bound = next(b for b in range(n_classes * 4 + 1) if b * b >= 16 * n_classes <= 4 * b * root)
+        assert all(len(classes_of(child)) <= bound for child in after)
+
+    def parts(item: Any) -> int:
+        return -(-len(classes_of(item)) // bound)
+
+    assert len(after) <= max(root, sum(map(parts, before)))
     # Every cluster is a node or class of the tree before, and no inner node that could be
     # replaced by its children is heavier than one that was.
     spans = {tuple(classes_of(node)): node for node in inner(before)}
-    clusters = [tuple(classes_of(child)) for child in after]
+    clusters = undivided([tuple(classes_of(child)) for child in after], list(spans), bound)
     assert all(len(c) == 1 or c in spans for c in clusters)
     opened = [span for span in spans if not any(set(span) <= set(c) for c in clusters)]
     room = root - len(after)
     wide = [spans[c] for c in clusters if len(c) > 1]
-    assert all(len(node) - 1 > room for node in wide)
-    if frequencies is None and all(len(node) == 2 for node in inner(before)) and len(opened) > 1:
+    assert all(sum(map(parts, node)) - parts(node) > max(room, 0) for node in wide)
+    binary = all(len(node) == 2 for node in inner(before))
+    if frequencies is None and binary and len(opened) > 1 and max(map(parts, before)) == 1:
         lightest = min(len(span) for span in opened)
         assert all(len(classes_of(node)) <= lightest for node in wide)
     most = {2: 2, 3: 3, None: 10**9}[levels]
@@ -80,6 +90,25 @@ def check_collapsed(
         assert all(
             not isinstance(below, tuple) for c in after if isinstance(c, tuple) for below in c
         )
+
+
+def undivided(
+    clusters: list[tuple[int, ...]], spans: list[tuple[int, ...]], bound: int
+) -> list[tuple[int, ...]]:
+    """Clusters, where the equal parts of a node above the bound are one again."""
+    found: list[tuple[int, ...]] = []
+    while clusters:
+        taken = 1
+        for span in spans:
+            n = -(-len(span) // bound)
+            ends = [len(span) * i // n for i in range(n + 1)]
+            equal = [span[a:b] for a, b in pairwise(ends)]
+            whole = all(len(part) == 1 or part in spans for part in equal)
+            if n > 1 and not whole and clusters[:n] == equal:
+                taken = n
+        found.append(tuple(c for part in clusters[:taken] for c in part))
+        clusters = clusters[taken:]
+    return found
 
 
 def huffman_cost(frequencies: Sequence[float]) -> Fraction:

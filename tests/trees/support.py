@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import hypothesis.strategies as st
@@ -72,9 +73,21 @@ def arrays(nested):
     return order, offset, boundary
 
 
-def collapse(nested, root, leaf, levels=None, frequencies=None):
+def group_bound(n_classes, root):
+    """The default of max_group in Tree.collapse, at least 4 sqrt(V) and 4 V / C."""
+    bound = 1
+    while bound**2 < 16 * n_classes or bound * root < 4 * n_classes:
+        bound += 1
+    return bound
+
+
+def collapse(nested, root, leaf, levels=None, frequencies=None, max_group=None):
     """Tree.collapse on nested tuples, step by step."""
     n_classes = len(leaves(nested))
+    if levels != 2:
+        max_group = n_classes
+    elif max_group is None:
+        max_group = group_bound(n_classes, min(root, n_classes))
     if n_classes == 1:
         return nested
     if max(root, leaf) >= n_classes:
@@ -82,7 +95,11 @@ def collapse(nested, root, leaf, levels=None, frequencies=None):
     position = {c: i for i, c in enumerate(leaves(nested))}
     children = list(nested)
     stuck = set()
-    while len(nested) < root:
+
+    def parts(items):
+        return sum(math.ceil(len(leaves(item)) / max_group) for item in items)
+
+    while True:
         candidates = [
             i
             for i, child in enumerate(children)
@@ -97,10 +114,11 @@ def collapse(nested, root, leaf, levels=None, frequencies=None):
             return (-mass, -len(below), position[below[0]])
 
         i = min(candidates, key=rank)
-        if len(children) + len(children[i]) - 1 > root:
+        opened = children[:i] + list(children[i]) + children[i + 1 :]
+        if parts(children) < parts(opened) > root:
             stuck.add(id(children[i]))
         else:
-            children[i : i + 1] = list(children[i])
+            children[:] = opened
 
     def group(item):
         if not isinstance(item, tuple):
@@ -124,7 +142,17 @@ def collapse(nested, root, leaf, levels=None, frequencies=None):
             return tuple(leaves(cluster))
         return tuple(groups(cluster))
 
-    return tuple(below(child) for child in children)
+    def divided(child):
+        """A child of the root as one, or as equal parts."""
+        n = parts([child])
+        if n == 1:
+            return [below(child)]
+        classes = leaves(child)
+        ends = [len(classes) * i // n for i in range(n + 1)]
+        equal = [tuple(classes[a:b]) for a, b in pairwise(ends)]
+        return [part if len(part) > 1 else part[0] for part in equal]
+
+    return tuple(part for child in children for part in divided(child))
 
 
 def is_valid(order, node_offset, boundary):

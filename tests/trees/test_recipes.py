@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from hstree.heads import TreeShape
 from hstree.trees import (
     MAX_DEPTH,
     Tree,
@@ -24,6 +25,7 @@ from hstree.trees import (
     recipe_names,
     tree_seed,
 )
+from trees import support
 
 hostile_frequency = st.one_of(
     st.just(0.0),
@@ -307,10 +309,12 @@ def test_shapes_with_two_and_three_levels(recipe, n_classes, root, leaf, seed):
         if root >= n_classes > 1:
             assert tree.to_nested() == tuple(plain.order.tolist())
     assert two.root_width == clustered.root_width
+    unbounded = plain.collapse(root, 1, 2, frequencies, max_group=n_classes)
     if n_classes > 1:
-        assert (
-            two.boundary[: two.root_width + 1] == clustered.boundary[: two.root_width + 1]
-        ).all()
+        clusters = clustered.boundary[: two.root_width + 1]
+        assert (unbounded.boundary[: two.root_width + 1] == clusters).all()
+        if np.diff(clusters).max() <= support.group_bound(n_classes, root):
+            assert two == unbounded
     assert all(begin == 0 and end == n_classes for _, _, begin, end in intervals(two))
     if n_classes <= leaf:
         assert three.height <= 1
@@ -357,6 +361,63 @@ def test_seeds(recipe):
     assert np.random.get_state()[1].tolist() == before  # noqa: NPY002
     others = [build(recipe, frequencies, seed=seed) for seed in (0, 10, 2**63, 2**64 - 1)]
     assert len({*others, tree}) == 5
+
+
+COUNTS = {
+    "zipf": zipf,
+    "half unseen": lambda n: zipf(n) * (np.arange(n) % 2),
+    "four classes": lambda n: np.where(np.arange(n) < 4, 7, 0),
+    "one class": lambda n: np.where(np.arange(n) == n // 2, 10**6, 0),
+    "none": lambda n: np.zeros(n, np.int64),
+    "powers": lambda n: 2.0 ** -np.minimum(np.arange(n), 900),
+}
+
+
+def groups(tree):
+    """The number of classes of each child of the root."""
+    return np.diff(tree.boundary[: tree.root_width + 1])
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("recipe", ["random", "huffman", "cluster"])
+@pytest.mark.parametrize("n_classes", [1, 2, 3, 16, 17, 700, 1025, 5000, 49_152])
+def test_groups_of_two_levels_are_bounded(recipe, counts, n_classes):
+    """For the default root and others: every class once, no group above the bound, and the root not
+    wider than without it."""
+    frequencies = COUNTS[counts](n_classes)
+    usual = TreeShape.for_classes(n_classes, n_trees=4).root
+    for root in dict.fromkeys([usual, 1, 2, 3, 16, 1000]):
+        tree = build(recipe, frequencies, seed=5, root=root, levels=2)
+        assert sorted(tree.order.tolist()) == list(range(n_classes))
+        assert tree.height <= 2
+        if n_classes == 1:
+            continue
+        width = min(max(root, 2), n_classes)
+        assert tree.root_width == width == len(groups(tree))
+        assert groups(tree).sum() == n_classes
+        assert groups(tree).max() <= support.group_bound(n_classes, min(root, n_classes))
+        assert build(recipe, frequencies, seed=5, root=root, levels=2) == tree
+
+
+@pytest.mark.parametrize("recipe", ["huffman", "cluster"])
+def test_only_rare_classes_are_divided(recipe):
+    """Half of the classes never occur. Frequent classes keep their neighbours: nearly all of the
+    mass is in clusters that are subtrees. A token meets a smaller group than without a bound."""
+    n = 49_152
+    frequencies = np.where(np.arange(n) % 2, zipf(n) // 1000, 0)
+    vectors = arithmetic_vectors(n, 4) * (frequencies > 0)[:, None]  # as word_vectors has them
+    plain = build_tree(recipe, n, frequencies, vectors, 3)
+    tree = plain.collapse(256, 1, 2, frequencies)
+    unbounded = plain.collapse(256, 1, 2, frequencies, max_group=n)
+    assert groups(tree).max() <= 887 < 8000 < groups(unbounded).max()
+    subtrees = {(begin, end) for begin, end, *_ in intervals(plain)}
+    ends = tree.boundary[: tree.root_width + 1].tolist()
+    divided = [tree.order[a:b] for a, b in pairwise(ends) if b - a > 1 and (a, b) not in subtrees]
+    assert 20 < len(divided) < 64
+    share = sum(frequencies[classes].sum() for classes in divided) / frequencies.sum()
+    assert share < 0.05
+    mean = {t: frequencies[t.order] @ np.repeat(groups(t), groups(t)) for t in (tree, unbounded)}
+    assert mean[tree] < 0.8 * mean[unbounded]
 
 
 GOLDEN = {

@@ -214,12 +214,21 @@ def test_collapse(nested, root, leaf, levels, data):
     frequencies = data.draw(
         st.none() | st.lists(st.integers(0, 5), min_size=n, max_size=n), label="frequencies"
     )
-    collapsed = tree.collapse(root, leaf, levels, frequencies)
-    assert collapsed.to_nested() == support.collapse(nested, root, leaf, levels, frequencies)
+    max_group = data.draw(st.none() | st.integers(1, 50)) if levels == 2 else None
+    collapsed = tree.collapse(root, leaf, levels, frequencies, max_group=max_group)
+    by_hand = support.collapse(nested, root, leaf, levels, frequencies, max_group)
+    assert collapsed.to_nested() == by_hand
     assert Tree(**collapsed.arrays()) == collapsed  # validates again
     assert collapsed.order.tolist() == tree.order.tolist()
     assert collapsed.height <= tree.height
-    assert collapsed.root_width <= max(root, leaf, tree.root_width)
+    if levels == 2 and root < n:
+        bound = max_group or support.group_bound(n, root)
+        children = [len(support.leaves(child)) for child in by_hand] if n > 1 else []
+        assert max(children, default=1) <= bound
+        least = sum(-(-len(support.leaves(child)) // bound) for child in nested) if n > 1 else 0
+        assert collapsed.root_width <= max(root, -(-n // bound), least)
+    else:
+        assert collapsed.root_width <= max(root, leaf, tree.root_width)
     assert tree.collapse(1, 1, None, frequencies) == tree
     flat = tree.collapse(n, 1, levels, frequencies)
     assert flat == tree.collapse(1, n, None, frequencies) == tree.collapse(1, n, 3, frequencies)
@@ -257,6 +266,27 @@ def test_collapse_to_two_or_three_levels_by_hand():
     assert tree.collapse(leaf=6, levels=3).to_nested() == two
 
 
+def test_collapse_to_groups_of_bounded_size_by_hand():
+    """A cluster above the bound is replaced by its children where they need no more groups than
+    itself, and otherwise divided equally. Without room the root becomes wider."""
+    even = Tree.from_nested((((0, 1), (2, 3)), ((4, 5), (6, 7))))
+    pairs = ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert even.collapse(root=2, levels=2).to_nested() == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert even.collapse(root=2, levels=2, max_group=4).root_width == 2
+    assert even.collapse(root=2, levels=2, max_group=3).to_nested() == pairs
+    assert even.collapse(root=1, levels=2, max_group=2).to_nested() == pairs
+    assert even.collapse(root=1, levels=2, max_group=1).to_nested() == tuple(range(8))
+    chain = Tree.from_nested((0, (1, (2, (3, (4, (5, (6, 7))))))))
+    divided = (0, 1, (2, 3, 4), (5, 6, 7))
+    assert chain.collapse(root=4, levels=2, max_group=3).to_nested() == divided
+    assert chain.collapse(root=4, levels=2, max_group=8).to_nested() == (0, 1, 2, (3, 4, 5, 6, 7))
+    last_first = [0, 0, 0, 0, 0, 0, 0, 1]
+    assert chain.collapse(4, 1, 2, last_first, max_group=3).to_nested() == divided
+    wide = Tree.from_nested((tuple(range(5)), (5, 6, 7), 8))
+    expected = (0, (1, 2), (3, 4), 5, (6, 7), 8)
+    assert wide.collapse(root=2, levels=2, max_group=2).to_nested() == expected
+
+
 def test_collapse_passes_over_a_node_with_too_many_children():
     tree = Tree.from_nested(((0, 1, 2, 3), (4, 5), 6))
     assert tree.collapse(4).to_nested() == ((0, 1, 2, 3), 4, 5, 6)
@@ -273,6 +303,9 @@ def test_collapse_passes_over_a_node_with_too_many_children():
         ({"levels": 4}, ValueError, "levels: expected a whole number from 2 to 3, got 4"),
         ({"levels": 2.5}, ValueError, r"levels: expected a whole number from 2 to 3, got 2\.5"),
         ({"levels": 2, "leaf": 4}, ValueError, "leaf: expected 1 with levels=2, .*, got 4"),
+        ({"levels": 2, "max_group": 0}, ValueError, "max_group: expected a whole .* 1, got 0"),
+        ({"max_group": 2}, ValueError, "max_group: expected None without levels=2, got 2"),
+        ({"levels": 3, "max_group": 2}, ValueError, "max_group: expected None .*, got 2"),
         ({"frequencies": [1, 2]}, ValueError, r"shape \(3,\), got shape \(2,\)"),
         ({"frequencies": [1, -2, 0]}, ValueError, r"frequencies\[1\]: .* at least 0, got -2"),
         ({"frequencies": [1, 0, np.nan]}, ValueError, r"frequencies\[2\]: .* got nan"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hstree._checks import check_int
+from hstree._progress import track
 from hstree.trees import Tree, build_ensemble, word_vectors
 from hstree.trees.vectors import Context
 
@@ -76,11 +78,12 @@ class TreeShape:
           is more, which it is from V = 65,537; but at most V / 4, because trees with too wide a
           root would hardly differ. One tree over at most 1,024 classes is a single node, which is a
           softmax and costs no more than four roots of 256 children.
-        - ``levels``: 2, a root and below each of its children one softmax over its classes; but
-          None if ``leaf`` is given or the root is binary, and from V = 12,001 with row-sparse
-          gradients: clusters of rare classes are large, and below two levels a batch would reach
-          almost all rows. From there binary nodes save more than a tenth of the time of a dense
-          step on a CPU, for 2% in perplexity; below, they save less.
+        - ``levels``: 2, a root and below each of its children one softmax over its classes, at most
+          4 max(sqrt(V), V / C) of them (see :meth:`hstree.trees.Tree.collapse`); but None if
+          ``leaf`` is given or the root is binary, and from V = 12,001 with row-sparse gradients:
+          clusters of rare classes are large, and below two levels a batch would reach almost all
+          rows. From there binary nodes save more than a tenth of the time of a dense step on a CPU,
+          for 2% in perplexity; below, they save less.
         - ``leaf``: 1, but 16 with three levels, and from V = 12,001 with row-sparse gradients
           unless the root is binary.
 
@@ -148,10 +151,12 @@ class TreeShape:
         if recipe == "cluster":
             n_features = 32 if n_classes > MANY_CLASSES else 100
             ids = np.asarray(tokens).reshape(-1)
-            vectors = [
-                word_vectors(ids, n_classes, context=context, n_features=n_features)
-                for context in contexts[: self.n_trees]
-            ]
+            used = contexts[: self.n_trees]
+            with closing(track(used, "learning word vectors", len(used))) as progress:
+                vectors = [
+                    word_vectors(ids, n_classes, context=context, n_features=n_features)
+                    for context in progress
+                ]
         return self.build(recipe, n_classes, frequencies, vectors, seed, options)
 
 

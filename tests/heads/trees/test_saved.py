@@ -11,13 +11,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from heads.support import HEADS
 from hstree._files import read_tensors
-from hstree.heads import load_head
+from hstree.heads import ForestSoftmax, TreeEnsemble, load_head
 from hstree.heads.tables import saved_tables
+from hstree.trees import build_ensemble
 
 SAVED = Path(__file__).parent / "saved"
 KINDS = {
@@ -55,6 +57,24 @@ def test_saved_again_it_is_the_same(name: str, tmp_path: Path) -> None:
     assert metadata == wanted_metadata
     assert tensors.keys() == wanted.keys()
     assert all(torch.equal(tensors[key], wanted[key]) for key in wanted)
+
+
+def test_a_group_above_the_bound_stays_as_it_was(tmp_path: Path) -> None:
+    """Trees that were built without the bound, or with another one."""
+    counts = [0] * 250 + list(range(1, 51))
+    plain = build_ensemble("huffman", 300, 2, counts)
+    trees = [tree.collapse(16, levels=2, frequencies=counts, max_group=300) for tree in plain]
+    assert max(np.diff(tree.node_offset[1:]).max() - 1 for tree in trees) > 200
+    head = TreeEnsemble(8, 300, trees, node_vectors="leaves", frequencies=counts)
+    head.save(tmp_path / "head")
+    loaded = load_head(tmp_path / "head")
+    assert isinstance(loaded, TreeEnsemble)
+    assert loaded.trees == trees
+    loaded.save(tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "head").read_bytes()
+    forest = ForestSoftmax(8, 300, trees=trees)
+    forest.save(tmp_path / "forest")
+    assert torch.equal(load_head(tmp_path / "forest").cluster, forest.cluster)
 
 
 @pytest.mark.parametrize("name", KINDS)
