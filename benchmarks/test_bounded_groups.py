@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,3 +60,18 @@ def test_page(text: tuple[bounded_groups.Tokens, bounded_groups.Tokens]) -> None
     assert min(most["no bound"]) > 220 >= max(most["bound"])
     assert "V = 3,000" in page
     assert f"{V - len(np.unique(text[0])):,} classes do not occur" in page
+
+
+def test_record() -> None:
+    """With the bound a step takes at most 0.7 of the time, and the loss is not higher."""
+    page = (Path(__file__).parent / "results" / "bounded_groups.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if "bound | 256" in line]
+    assert len(rows) == 4
+    for (*_, before_1, before_2), bound in zip(rows[::2], rows[1::2], strict=True):
+        name, root, largest, _, share, _, rare, _, loss_1, loss_2 = bound
+        assert (name, int(root)) == ("bound", 256)
+        assert int(largest) <= 4 * math.sqrt(bounded_groups.CLASSES)
+        assert float(share) <= 0.7
+        assert float(rare) <= 0.1
+        assert float(loss_1) <= float(before_1)
+        assert float(loss_2) <= float(before_2)
