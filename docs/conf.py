@@ -36,7 +36,7 @@ nitpick_ignore_regex = [
         r"(torch|numpy|np|npt|nn|abc|collections|multiprocessing|os|pathlib|typing|matplotlib"
         r"|safetensors|tokenizers|transformers)(\..*)?",
     ),
-    ("py:class", "Tensor|Module|Size|DeviceMesh|ParamsT|_Module|Activation"),
+    ("py:class", "Tensor|Module|Size|ParamsT|_Module|Activation"),
     ("py:class", r"(hstree\.heads\.tying\.)?HasWeight"),
     ("py:(class|exc)", r"hstree\.lab\.\w+\.\w+|StudyError|StudyInterrupted"),
     (
