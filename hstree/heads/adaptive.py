@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from hstree._checks import check_int, check_number, check_order, check_sequence
 from hstree._numerics import at_least_float32, input_dtype, is_transformed, no_autocast
-from hstree.heads.base import Head
+from hstree.heads.base import Head, HeadOptions
 from hstree.heads.tables import Tables, saved_tables
 from hstree.heads.tying import HasWeight
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 
 class AdaptiveSoftmax(Tables, Head):
@@ -64,7 +64,7 @@ class AdaptiveSoftmax(Tables, Head):
         cutoffs: Sequence[int] | None = None,
         div_value: float = 4.0,
         order: Tensor | None = None,
-        **options: Any,
+        **options: Unpack[HeadOptions],
     ) -> None:
         super().__init__(in_features, n_classes, **options)
         if n_classes < 3:

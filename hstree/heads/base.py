@@ -8,7 +8,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict, overload
 
 import numpy.typing as npt
 import torch
@@ -45,7 +45,6 @@ from hstree.heads.losses import (
     split_rows,
     tempered,
 )
-from hstree.heads.options import name_options, unknown_option
 from hstree.heads.sharding import is_distributed_hook, register_forward_methods
 from hstree.heads.tables import Tables, fill
 from hstree.heads.tying import HasWeight, TyingError, tied_names
@@ -88,6 +87,22 @@ class HeadOutput(NamedTuple):
     loss: Tensor
 
 
+class LossOptions(TypedDict, total=False):
+    """Keywords of :class:`Head` about the loss, which the constructors of all heads pass on."""
+
+    ignore_index: int
+    reduction: str
+    class_weight: Any
+    label_smoothing: float
+    z_loss: float
+
+
+class HeadOptions(LossOptions, total=False):
+    """All keywords of :class:`Head`."""
+
+    frequencies: npt.ArrayLike | None
+
+
 class Head(nn.Module, ABC):
     r"""An output layer: a distribution over V classes for every context vector.
 
@@ -127,7 +142,7 @@ class Head(nn.Module, ABC):
             an order of the classes is that of their frequencies. Not saved. None: all equal.
 
     Raises:
-        TypeError: for an option of an unknown name; the error names the one that was meant.
+        TypeError: for an option of an unknown name.
         ValueError: for a size below 1, an unknown reduction, an option out of range, or an option
             that the head does not have.
 
@@ -166,7 +181,6 @@ class Head(nn.Module, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        name_options(cls)
         register_forward_methods(cls, QUERIES)
 
     def __init__(
@@ -180,10 +194,7 @@ class Head(nn.Module, ABC):
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
         frequencies: npt.ArrayLike | None = None,
-        **unknown: Any,
     ) -> None:
-        if unknown:
-            raise unknown_option(type(self), next(iter(unknown)))
         super().__init__()
         self._constants: dict[str, Tensor] = {}
         self.in_features = check_int("in_features", in_features)

@@ -12,16 +12,25 @@ from torch import Tensor, nn
 
 from hstree._checks import check_bool, check_choice, check_int, check_nonnegative
 from hstree._numerics import is_transformed
-from hstree.heads.flat import FlatHead, Step
+from hstree.heads.flat import FlatHead, FlatOptions, Step
 from hstree.heads.resizing import resized_rows
 from hstree.heads.tables import Tables, check_entries
 from hstree.heads.tying import HasWeight
 from hstree.ops._row_sparse import with_rows
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 DISTRIBUTIONS = ("unigram", "log-uniform", "uniform")
+
+
+class DrawOptions(FlatOptions, total=False):
+    """Keywords of :class:`ClassSampler` that the constructors of its subclasses pass on."""
+
+    in_batch: bool
+    distribution: str
+    alpha: float
+    sparse: bool
 
 
 class ClassSampler(Tables, FlatHead):
@@ -50,7 +59,7 @@ class ClassSampler(Tables, FlatHead):
         distribution: str = "unigram",
         alpha: float = 0.75,
         sparse: bool = False,
-        **options: Any,
+        **options: Unpack[FlatOptions],
     ) -> None:
         super().__init__(in_features, n_classes, **options)
         self.negatives = None if negatives is None else check_int("negatives", negatives)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hstree._checks import check_bool
 from hstree._numerics import at_least_float32, linear_scores, no_autocast, sum_dtype
 from hstree.heads import functions
-from hstree.heads.base import Head
+from hstree.heads.base import Head, HeadOptions
 from hstree.heads.functions import Function
 from hstree.heads.resizing import resized_head
 from hstree.heads.tables import adopt_tables, fill
@@ -24,7 +24,7 @@ from hstree.ops import LogitFunction, mixture_log_prob
 from hstree.ops.target_log_softmax import log_softmax
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 
 class Step(NamedTuple):
@@ -43,6 +43,14 @@ class Step(NamedTuple):
     target: Tensor
     classes: Tensor | None = None
     offset: Tensor | None = None
+
+
+class FlatOptions(HeadOptions, total=False):
+    """Keywords of :class:`FlatHead` that the constructors of its subclasses pass on."""
+
+    bias: bool
+    embedding: HasWeight | None
+    bias_start: str
 
 
 class FlatHead(Head):
@@ -89,7 +97,7 @@ class FlatHead(Head):
         bias_start: str = "unigram",
         function: Function | None = None,
         weight_features: int | None = None,
-        **options: Any,
+        **options: Unpack[HeadOptions],
     ) -> None:
         super().__init__(in_features, n_classes, **options)
         features = in_features if weight_features is None else weight_features

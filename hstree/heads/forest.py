@@ -18,8 +18,7 @@ from hstree._checks import (
     check_seed,
 )
 from hstree._numerics import draw_columns, linear_scores
-from hstree.heads.class_sampler import ClassSampler
-from hstree.heads.options import name_builder_options
+from hstree.heads.class_sampler import ClassSampler, DrawOptions
 from hstree.heads.tables import check_entries, saved_tables
 from hstree.heads.trees.gate import GATES
 from hstree.heads.trees.shape import CONTEXTS, TreeShape, check_trees
@@ -30,7 +29,7 @@ from hstree.trees import Tree, build_ensemble
 from hstree.trees.vectors import Context, count_classes
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 
 class ForestSoftmax(ClassSampler):
@@ -113,9 +112,10 @@ class ForestSoftmax(ClassSampler):
         gate: str = "context",
         tree_dropout: float = 0.0,
         seed: int = 0,
-        **options: Any,
+        negatives: int | None = None,
+        **options: Unpack[DrawOptions],
     ) -> None:
-        super().__init__(in_features, n_classes, **options)
+        super().__init__(in_features, n_classes, negatives=negatives, **options)
         n_trees = check_int("n_trees", n_trees)
         clusters, seed = min(check_int("clusters", clusters), n_classes), check_seed(seed)
         if vectors is not None and trees is not None:
@@ -183,8 +183,6 @@ class ForestSoftmax(ClassSampler):
             >>> head = hstree.ForestSoftmax.from_tokens(16, 1500, tokens, clusters=32, negatives=64)
             >>> head(torch.randn(3, 16), tokens[:3]).loss.backward()
         """
-        for name in {"trees", "vectors"} & options.keys():
-            raise TypeError(f"{name}: from_tokens makes them; ForestSoftmax takes those that exist")
         if frequencies is None:
             frequencies = count_classes(tokens, n_classes)
         clusters = min(check_int("clusters", clusters, 2), n_classes)
@@ -334,9 +332,6 @@ class ForestSoftmax(ClassSampler):
             f"{super().extra_repr()}, n_trees={self.n_trees}, clusters={self.clusters}, "
             f"gate={self.gate.name!r}"
         )
-
-
-name_builder_options(ForestSoftmax, "from_tokens", ("trees", "vectors"))
 
 
 def _of_trees(trees: Sequence[Tree], n_classes: int) -> tuple[npt.NDArray[np.int32], int]:

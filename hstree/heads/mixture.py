@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,12 @@ from hstree._numerics import (
     log_add_exp,
     without_ignored,
 )
-from hstree.heads.base import HeadOutput
+from hstree.heads.base import HeadOptions, HeadOutput
 from hstree.heads.flat import FlatHead
 from hstree.heads.functions import build_function
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class ZeroBiasLinear(nn.Linear):
@@ -28,6 +31,18 @@ class ZeroBiasLinear(nn.Linear):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         nn.init.zeros_(self.bias)
+
+
+class LatentOptions(HeadOptions, total=False):
+    """Keywords of mixtures that their constructors pass on."""
+
+    latent_features: int | None
+    latent_dropout: float
+    function: str
+    function_options: dict[str, Any] | None
+    embedding: nn.Embedding | None
+    bias: bool
+    bias_start: str
 
 
 class _Mixture(FlatHead):
@@ -54,14 +69,18 @@ class _Mixture(FlatHead):
         function: str = "softmax",
         function_options: dict[str, Any] | None = None,
         embedding: nn.Embedding | None = None,
-        **options: Any,
+        bias: bool = True,
+        bias_start: str = "unigram",
+        **options: Unpack[HeadOptions],
     ) -> None:
         size = layers[-1][0] if embedding is None else embedding.embedding_dim
         size = check_int("latent_features", size if latent_features is None else latent_features)
         super().__init__(
             sum(size for size, _ in layers),
             n_classes,
+            bias=bias,
             embedding=embedding,
+            bias_start=bias_start,
             function=build_function(function, function_options),
             weight_features=size,
             **options,
@@ -181,7 +200,12 @@ class MixtureOfSoftmaxes(_SoftmaxMixture):
     name = "mos"
 
     def __init__(
-        self, in_features: int, n_classes: int, *, components: int = 15, **options: Any
+        self,
+        in_features: int,
+        n_classes: int,
+        *,
+        components: int = 15,
+        **options: Unpack[LatentOptions],
     ) -> None:
         layer = (check_int("in_features", in_features), check_int("components", components))
         super().__init__([layer], n_classes, **options)
@@ -215,7 +239,12 @@ class MixtureOfContexts(_Mixture):
     name = "moc"
 
     def __init__(
-        self, in_features: int, n_classes: int, *, components: int = 15, **options: Any
+        self,
+        in_features: int,
+        n_classes: int,
+        *,
+        components: int = 15,
+        **options: Unpack[LatentOptions],
     ) -> None:
         layer = (check_int("in_features", in_features), check_int("components", components))
         super().__init__([layer], n_classes, **options)
@@ -280,7 +309,7 @@ class DOC(_SoftmaxMixture):
         layer_sizes: Sequence[int],
         experts: Sequence[int] | None = None,
         prior_penalty: float = 0.0,
-        **options: Any,
+        **options: Unpack[LatentOptions],
     ) -> None:
         given = check_sequence("layer_sizes", layer_sizes)
         sizes = [check_int("layer_sizes", size) for size in given]

@@ -206,7 +206,7 @@ def test_clusters_of_a_text() -> None:
     assert np.array_equal(built.frequencies, np.bincount(tokens))
     other = build_head("forest", D, V, seed=1)
     assert torch.equal(other.cluster, ForestSoftmax(D, V, seed=1).cluster)
-    with pytest.raises(TypeError, match="trees: from_tokens makes them"):
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'trees'"):
         ForestSoftmax.from_tokens(D, 36, tokens, trees=build_ensemble("random", 36, 2))
     with pytest.raises(ValueError, match="clusters: expected a whole number of at least 2, got 1"):
         ForestSoftmax.from_tokens(D, 36, tokens, clusters=1)

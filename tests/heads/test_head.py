@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 import os
 import re
@@ -27,7 +26,6 @@ from hstree.heads import (
     build_head,
     head_class,
     head_names,
-    head_options,
 )
 from hstree.heads import load_head as load
 from hstree.lm.runs import TrainConfig
@@ -699,18 +697,6 @@ def test_build_head_tied() -> None:
         assert own.weight is not embedding.weight
     leaves: Any = build_head("trees", D, V, tokens=text(), embedding=embedding, root=4)
     assert leaves.output_embedding is embedding.weight
-
-
-@pytest.mark.parametrize("name", head_names())
-def test_options_of_a_head(name: str) -> None:
-    """Those of its signature; for trees also what builds them."""
-    options = head_options(name)
-    assert {"frequencies", "label_smoothing"} <= options
-    assert set(inspect.signature(head_class(name)).parameters) - options <= {
-        "in_features", "n_classes", "trees", "vectors"
-    }  # fmt: skip
-    assert ("embedding" in options) == (name != "adaptive")
-    assert ("n_trees" in options) == (name in ("trees", "forest"))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code

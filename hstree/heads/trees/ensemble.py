@@ -17,10 +17,9 @@ from hstree._checks import (
     check_seed,
 )
 from hstree._numerics import is_readable, is_transformed, log_sum_exp, sum_dtype
-from hstree.heads.base import Head
+from hstree.heads.base import Head, HeadOptions, LossOptions
 from hstree.heads.exclude import is_excluded
 from hstree.heads.losses import split_rows
-from hstree.heads.options import name_builder_options
 from hstree.heads.tables import adopt_tables, check_entries, saved_tables
 from hstree.heads.trees.gate import GATES, UniformGate
 from hstree.heads.trees.layout import LEAF, Layout
@@ -42,10 +41,21 @@ from hstree.trees import Tree, label_means
 from hstree.trees.vectors import Context, count_classes
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 
 NODE_VECTORS = ("free", "leaves")
+
+
+class TreeOptions(LossOptions, total=False):
+    """Keywords of :class:`TreeEnsemble` that the constructors which build trees pass on."""
+
+    subset_size: int | None
+    subset_block: int
+    gate: str
+    node_vectors: str
+    embedding: HasWeight | None
+    sparse: bool
 
 
 class TreeEnsemble(Head):
@@ -123,7 +133,7 @@ class TreeEnsemble(Head):
         embedding: HasWeight | None = None,
         sparse: bool = False,
         seed: int = 0,
-        **options: Any,
+        **options: Unpack[HeadOptions],
     ) -> None:
         super().__init__(in_features, n_classes, **options)
         trees = check_trees(trees, self.n_classes)
@@ -160,7 +170,7 @@ class TreeEnsemble(Head):
         leaf: int | None = None,
         levels: int | None = None,
         seed: int = 0,
-        **options: Any,
+        **options: Unpack[TreeOptions],
     ) -> Self:
         """An ensemble built from class counts; before training it gives their distribution.
 
@@ -190,7 +200,6 @@ class TreeEnsemble(Head):
             >>> head(torch.randn(3, 16), torch.tensor([0, 1, 4999])).loss.shape
             torch.Size([])
         """
-        _check_names("from_counts", options, frequencies="counts")
         frequencies = check_frequencies(counts, name="counts")
         n_classes = len(frequencies)
         shape = TreeShape.for_classes(
@@ -220,7 +229,7 @@ class TreeEnsemble(Head):
         contexts: Sequence[Context] = CONTEXTS,
         tree_options: Mapping[str, Any] | None = None,
         seed: int = 0,
-        **options: Any,
+        **options: Unpack[TreeOptions],
     ) -> Self:
         """An ensemble whose trees cluster the classes of a text by their contexts.
 
@@ -252,7 +261,6 @@ class TreeEnsemble(Head):
             >>> head.log_prob(torch.randn(3, 16)).shape
             torch.Size([3, 1500])
         """
-        _check_names("from_tokens", options)
         if frequencies is None:
             frequencies = count_classes(tokens, n_classes)
         shape = TreeShape.for_classes(
@@ -281,7 +289,7 @@ class TreeEnsemble(Head):
         leaf: int | None = None,
         levels: int | None = None,
         seed: int = 0,
-        **options: Any,
+        **options: Unpack[TreeOptions],
     ) -> Self:
         """An ensemble whose trees cluster classes by the mean features of their rows, for
         classification with many labels; before training it gives the distribution of the labels.
@@ -309,7 +317,6 @@ class TreeEnsemble(Head):
 
         Source: :func:`hstree.trees.label_means`.
         """
-        _check_names("from_features", options, frequencies="labels")
         vectors, counts = label_means(features, labels, n_classes, seed=seed)
         frequencies = counts.numpy()
         shape = TreeShape.for_classes(
@@ -331,7 +338,7 @@ class TreeEnsemble(Head):
         in_features: int,
         frequencies: npt.ArrayLike,
         seed: int,
-        options: dict[str, Any],
+        options: TreeOptions,
     ) -> Self:
         n_classes = trees[0].n_classes
         tied = options.get("embedding") is not None
@@ -568,24 +575,3 @@ class TreeEnsemble(Head):
             f"root={n_root or 2}, binary_nodes={n_binary}, wide_rows={n_wide}, "
             f"gate={self.gate.name!r}, node_vectors={self.node_vectors!r}, sparse={self.sparse}"
         )
-
-
-for _builder, _given in (
-    ("from_counts", ("frequencies",)),
-    ("from_tokens", ()),
-    ("from_features", ("frequencies",)),
-):
-    name_builder_options(TreeEnsemble, _builder, _given)
-
-
-def _check_names(constructor: str, options: Mapping[str, Any], **given_by: str) -> None:
-    """Raises TypeError for options of the head that the constructor sets."""
-    if "trees" in options:
-        raise TypeError(
-            f"trees: {constructor} builds the trees, and takes their number as n_trees, got trees="
-            f"{options['trees']!r}; TreeEnsemble(in_features, n_classes, trees) takes trees that "
-            "exist"
-        )
-    for name, source in given_by.items():
-        if name in options:
-            raise TypeError(f"{name}: {constructor} takes them from {source}; leave {name} out")
