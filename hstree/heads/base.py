@@ -159,10 +159,6 @@ class Head(nn.Module, ABC):
     name: str
     """Name in the registry, that of the class or the one under which the head was built."""
 
-    reads_layers: ClassVar[bool] = False
-    """Whether ``hidden`` is the concatenation of the word embedding and every layer's output, whose
-    sizes are then the option ``layer_sizes``."""
-
     may_skip_parameters: ClassVar[bool] = False
     """Whether a batch may leave some parameters without a gradient."""
 

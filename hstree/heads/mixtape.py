@@ -13,7 +13,6 @@ from hstree._numerics import at_least_float32, linear_scores
 from hstree.heads.base import Head, HeadOptions
 from hstree.heads.flat import FlatHead
 from hstree.heads.losses import in_row_chunks
-from hstree.heads.mixture import ZeroBiasLinear
 from hstree.heads.tables import Tables, check_entries
 from hstree.ops.target_log_softmax import log_softmax, target_log_softmax
 
@@ -21,6 +20,14 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 COMPONENTS, GATES = 4, 3
+
+
+class ZeroBiasLinear(nn.Linear):
+    """A linear layer whose bias starts at zero, also after ``reset_parameters``."""
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.zeros_(self.bias)
 
 
 class Mixtape(Tables, FlatHead):

@@ -21,7 +21,7 @@ from hstree.heads.adaptive import AdaptiveSoftmax
 from hstree.heads.base import METADATA_KEY, Head
 from hstree.heads.forest import ForestSoftmax
 from hstree.heads.mixtape import Mixtape
-from hstree.heads.mixture import DOC, MixtureOfContexts, MixtureOfSoftmaxes
+from hstree.heads.mixture import MixtureOfContexts, MixtureOfSoftmaxes
 from hstree.heads.sampled import SampledSoftmax
 from hstree.heads.screened import ScreenedSoftmax
 from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, SigSoftmax, Softmax
@@ -85,7 +85,6 @@ for _head in (
     MonotonicNetwork,
     MixtureOfSoftmaxes,
     MixtureOfContexts,
-    DOC,
     Mixtape,
 ):
     register_head(_head)
@@ -99,7 +98,7 @@ def head_names() -> list[str]:
     Example:
         >>> import hstree
         >>> hstree.heads.head_names()[:4]
-        ['adaptive', 'doc', 'forest', 'gss']
+        ['adaptive', 'forest', 'gss', 'mixtape']
     """
     return sorted(name for name, entry in _HEADS.items() if entry.head.trainable)
 

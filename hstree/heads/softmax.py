@@ -136,9 +136,6 @@ class PLIF(FlatHead):
         slope_learning_rate: learning rate of v in :meth:`parameter_groups`, whatever that of the
             head is.
         slope_decay: weight decay of v in :meth:`parameter_groups`.
-        mean_slope_gradient: replace the slope of each logit's interval by the mean of the K slopes
-            in the gradient with respect to the logits, for experiments. The probabilities and the
-            gradient of v stay exact.
         **options: further arguments of :class:`Softmax`.
 
     Example:
@@ -164,7 +161,6 @@ class PLIF(FlatHead):
         slope_std: float = 1.0,
         slope_learning_rate: float = 0.02,
         slope_decay: float = 0.0,
-        mean_slope_gradient: bool = False,
         **options: Unpack[FlatOptions],
     ) -> None:
         function = functions.PLIF(
@@ -174,7 +170,6 @@ class PLIF(FlatHead):
             slope_std=slope_std,
             slope_learning_rate=slope_learning_rate,
             slope_decay=slope_decay,
-            mean_slope_gradient=mean_slope_gradient,
         )
         super().__init__(in_features, n_classes, function=function, **options)
 

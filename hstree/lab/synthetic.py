@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from hstree._progress import Task
-from hstree.heads import Head, build_head, head_class, head_names
+from hstree.heads import Head, build_head, head_names
 from hstree.lm._arguments import Argument, positive
 from hstree.lm._pictures import legend, line_style, panels, plain
 from hstree.lm.runs import ConfigError, choose_device, parse_options
@@ -86,10 +86,8 @@ class HeadChoice:
 
 
 def known_heads() -> list[str]:
-    """The names that :func:`choose_head` accepts: all heads that read one vector, and several
-    shapes of trees."""
-    several = {n for n in head_names() if getattr(head_class(n), "reads_layers", False)}
-    return sorted({*head_names(), *_SHAPES} - several)
+    """The names that :func:`choose_head` accepts: all heads, and several shapes of trees."""
+    return sorted({*head_names(), *_SHAPES})
 
 
 def choose_head(text: str) -> HeadChoice:

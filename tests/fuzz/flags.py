@@ -54,7 +54,7 @@ TRAIN: dict[str, tuple[list[str], list[str]]] = {
     "--sparse": SWITCH,
     "--all-classes": (["0", "0.5", "1"], ["-0.1", "1.5", "x"]),
     "--head-option": (
-        ["node_vectors=free", "seed=3", "subset_block=1", "label_smoothing=0.1"],
+        ["node_vectors=free", "seed=3", "label_smoothing=0.1"],
         [
             "",
             "=",

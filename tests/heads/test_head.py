@@ -418,7 +418,6 @@ SLOPES = {
     "slope_std": 0.03,
     "slope_learning_rate": 5.0,
     "slope_decay": 1.2e-6,
-    "mean_slope_gradient": True,
 }
 
 
@@ -635,7 +634,6 @@ def test_build_head(name: str) -> None:
         "plif-frozen": {"intervals": 5000},
         "mos": {"latent_features": 7, "components": 4},
         "mos-plif": {"components": 2, "function_options": {"intervals": 5000}},
-        "doc": {"layer_sizes": [4, 6], "experts": [1, 2]},
     }.get(name, {})
     heads = []
     for _ in range(2):
@@ -661,9 +659,7 @@ def test_build_head(name: str) -> None:
 )
 def test_bias_start(name: str) -> None:
     """Zero on request, also after a reset; nothing else changes."""
-    options: dict[str, Any] = {"doc": {"layer_sizes": [4, 6]}, "plif": {"intervals": 50}}.get(
-        name, {}
-    )
+    options: dict[str, Any] = {"intervals": 50} if name == "plif" else {}
     heads: list[Any] = []
     for texts in ((), ("bias_start=unigram",), ("bias_start=zero",)):
         given = TrainConfig(head=name, head_option=texts).head_options()

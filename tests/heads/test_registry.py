@@ -46,7 +46,9 @@ def test_every_registered_head_is_tested() -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(ValueError, match=r"head: expected one of adaptive, doc, .*, trees, got 's"):
+    with pytest.raises(
+        ValueError, match=r"head: expected one of adaptive, forest, .*, trees, got 's"
+    ):
         head_class("sofmax")
 
 

@@ -34,7 +34,7 @@ from .support import (
 )
 
 SIZES = (V - 9, V, V + 9)
-COMPONENTS = ("mos", "mos, tied", "mos-plif", "doc")
+COMPONENTS = ("mos", "mos, tied", "mos-plif")
 WITHOUT = [k for k in HEADS if k.startswith(("trees", "adaptive", "mixtape"))]
 RESIZED = [k for k in HEADS if k not in WITHOUT]
 FLAT = [k for k in RESIZED if not k.startswith("forest") and k not in COMPONENTS]

@@ -11,7 +11,6 @@ from hstree.heads import head_class, head_names, head_options, register_head, re
 
 from .support import FREQUENCIES, D, V, trees
 
-REQUIRED = object()
 OF_EVERY_HEAD = {
     "ignore_index": -100,
     "reduction": "mean",
@@ -33,7 +32,6 @@ SLOPES = {
     "slope_std": 1.0,
     "slope_learning_rate": 0.02,
     "slope_decay": 0.0,
-    "mean_slope_gradient": False,
 }
 DRAWS = {"in_batch": True, "distribution": "unigram", "alpha": 0.75, "sparse": False}
 FLAT: dict[str, dict[str, Any]] = {
@@ -44,12 +42,6 @@ FLAT: dict[str, dict[str, Any]] = {
     "monotonic": {"units": 1000, "intervals": 4096},
     "mos": {"components": 15, **LATENT},
     "moc": {"components": 15, **LATENT},
-    "doc": {
-        "layer_sizes": REQUIRED,
-        "experts": None,
-        "prior_penalty": 0.0,
-        **LATENT,
-    },
     "mixtape": {"own_gates": None, "order": None, "gate_features": 64, "latent_features": None},
     "forest": {
         "n_trees": 4,
@@ -68,7 +60,6 @@ OPTIONS = {name: {**own, **OF_FLAT_HEADS, **OF_EVERY_HEAD} for name, own in FLAT
 OPTIONS["adaptive"] = {"cutoffs": None, "div_value": 4.0, "order": None, **OF_EVERY_HEAD}
 OPTIONS["trees"] = {
     "subset_size": None,
-    "subset_block": 1,
     "gate": "context",
     "node_vectors": "free",
     "embedding": None,
@@ -77,7 +68,6 @@ OPTIONS["trees"] = {
     **OF_EVERY_HEAD,
 }
 NEEDED: dict[str, dict[str, Any]] = {
-    "doc": {"layer_sizes": [D]},
     "sampled": {"frequencies": FREQUENCIES},
     "trees": {"trees": trees()},
 }
@@ -93,10 +83,9 @@ def test_options_of_a_head(name: str) -> None:
         assert head_options(name) == (set(own) | built) - {"trees", "vectors"}
     else:
         assert head_options(name) == set(own) | (built if name == "trees" else set())
-    given = {option: value for option, value in own.items() if value is not REQUIRED}
     make: Any = head_class(name)
     expected = make(D, V, **NEEDED.get(name, {}))
-    assert make(D, V, **given | NEEDED.get(name, {})).config() == expected.config()
+    assert make(D, V, **own | NEEDED.get(name, {})).config() == expected.config()
 
 
 def test_every_head_of_the_library_is_here() -> None:

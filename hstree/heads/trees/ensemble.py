@@ -51,7 +51,6 @@ class TreeOptions(LossOptions, total=False):
     """Keywords of :class:`TreeEnsemble` that the constructors which build trees pass on."""
 
     subset_size: int | None
-    subset_block: int
     gate: str
     node_vectors: str
     embedding: HasWeight | None
@@ -79,9 +78,6 @@ class TreeEnsemble(Head):
         trees: T trees over V classes, at least one, with roots of the same width; see
             :mod:`hstree.trees`.
         subset_size: number of features that each tree reads, S, drawn with ``seed``; None: all.
-        subset_block: the subsets consist of blocks of this many adjacent features, which begin at
-            multiples of it; a divisor of D and S. With blocks of 16 or more a GPU gathers the
-            features in larger accesses.
         gate: weights pi of the trees: ``"context"`` (softmax of a linear layer of h, 1 / T at the
             start), ``"constant"`` (learned, the same for all contexts) or ``"uniform"``.
         node_vectors: ``"free"``: every node has its own vectors. ``"leaves"``: the classes of a
@@ -127,7 +123,6 @@ class TreeEnsemble(Head):
         trees: Sequence[Tree] = (),
         *,
         subset_size: int | None = None,
-        subset_block: int = 1,
         gate: str = "context",
         node_vectors: str = "free",
         embedding: HasWeight | None = None,
@@ -139,7 +134,7 @@ class TreeEnsemble(Head):
         trees = check_trees(trees, self.n_classes)
         self.n_trees = len(trees)
         self.subset_size = in_features if subset_size is None else subset_size
-        self.subset_block, self.seed = subset_block, check_seed(seed)
+        self.seed = check_seed(seed)
         check_choice("gate", gate, GATES)
         self.node_vectors = check_choice("node_vectors", node_vectors, NODE_VECTORS)
         self.sparse = check_bool("sparse", sparse)
@@ -148,7 +143,7 @@ class TreeEnsemble(Head):
                 "label_smoothing: expected 0 for trees with sparse=True, as every node gets a "
                 f"gradient, got {self.label_smoothing}; sparse=False takes it"
             )
-        subsets = draw_subsets(self.n_trees, in_features, self.subset_size, subset_block, seed)
+        subsets = draw_subsets(self.n_trees, in_features, self.subset_size, seed)
         layout = Layout(trees, leaf_groups=node_vectors == "leaves", feature_index=subsets)
         self.nodes = Nodes(layout, in_features, embedding=embedding, sparse=sparse)
         self.layout = layout
@@ -530,7 +525,6 @@ class TreeEnsemble(Head):
     def config(self) -> dict[str, Any]:
         return super().config() | {
             "subset_size": self.subset_size,
-            "subset_block": self.subset_block,
             "gate": self.gate.name,
             "node_vectors": self.node_vectors,
             "tied": self.tied,

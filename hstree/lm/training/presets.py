@@ -11,7 +11,6 @@ A name is a corpus and a head: ``ptb-softmax``, ``wt2-mos``. Every value has a s
 - Mixtape has the settings of MoS, which its paper follows on Penn Treebank; it has no WikiText-2.
   Its code is not public: the number of classes with gates of their own and the size of the gates
   are the defaults of :class:`hstree.Mixtape`, and latent vectors have no dropout.
-- DOC has the settings of Takase et al., Direct output connection (2018), and of its code.
 - The presets of the head ``trees`` are not published. They use the backbone and the learning rate
   of the softmax: the factor of 8 that suits AdamW makes SGD at 20 diverge. The four trees share
   their output embedding at the leaves.

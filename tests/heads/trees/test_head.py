@@ -434,38 +434,6 @@ def test_feature_subsets() -> None:
     assert ensemble(subset_size=D).layout.feature_index is None
 
 
-def test_feature_subsets_of_blocks() -> None:
-    """Whole blocks, each at a multiple of its size; a head saved before there were blocks loads."""
-    head = ensemble(n_trees=20, subset_size=6, subset_block=2)
-    index = head.layout.feature_index
-    assert index.shape == (20, 6)
-    assert (index[:, ::2] % 2 == 0).all()
-    assert torch.equal(index[:, 1::2], index[:, ::2] + 1)
-    assert (index.diff() > 0).all()
-    assert len({tuple(row) for row in index.tolist()}) > 5
-    assert torch.equal(
-        ensemble(n_trees=20, subset_size=6, subset_block=2).layout.feature_index, index
-    )
-    tensors = head.state_dict()
-    again = TreeEnsemble.from_config(head.config(), tensors)
-    assert again.subset_block == 2
-    assert torch.equal(again.layout.feature_index, index)
-    older = ensemble(n_trees=2, subset_size=6)
-    config = older.config()
-    del config["subset_block"]
-    loaded = TreeEnsemble.from_config(config, older.state_dict())
-    assert torch.equal(loaded.layout.feature_index, older.layout.feature_index)
-
-
-def softmax(bias: bool = True, seed: int = 0) -> torch.nn.Linear:
-    torch.manual_seed(seed)
-    linear = torch.nn.Linear(D, V, bias)
-    torch.nn.init.normal_(linear.weight)
-    if bias:
-        torch.nn.init.normal_(linear.bias)
-    return linear.requires_grad_(False)
-
-
 def test_device_moves(device: torch.device) -> None:
     """Tables and levels follow the module; results are those of the CPU."""
     for node_vectors in ("free", "leaves"):
@@ -503,15 +471,9 @@ def bad(**options: Any) -> Any:
         bad(match="subset_size: expected a whole number from 1 to 10, got 0", subset_size=0),
         bad(match="subset_size: expected a whole number from 1 to 10, got 11", subset_size=11),
         bad(match="subset_size: expected a whole number from 1 to 10, got '4'", subset_size="4"),
-        bad(match="subset_block: expected a whole .* got None", subset_size=4, subset_block=None),
         bad(match="seed: expected a whole number .* got -1", seed=-1),
         bad(match="sparse: expected True or False, got 1", sparse=1),
         bad(match="embedding: expected a module with a weight", embedding=3, node_vectors="leaves"),
-        bad(match=r"subset_block: expected a divisor of in_features \(10\) and of subset_size "
-            r"\(4\), got 5", subset_size=4, subset_block=5),
-        bad(match=r"subset_block: .*in_features \(10\) and of subset_size \(8\), got 4",
-            subset_size=8, subset_block=4),
-        bad(match="subset_block: expected a whole .* got 0", subset_size=4, subset_block=0),
         bad(match="gate: expected one of uniform, constant, context, got 'x'", gate="x"),
         bad(match="node_vectors: expected one of free, leaves, got 'shared'",
             node_vectors="shared"),

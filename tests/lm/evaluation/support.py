@@ -12,7 +12,7 @@ from heads.support import HEADS, D, V, make
 from hstree.heads import Softmax
 from hstree.lm.models import AWDLSTM, LanguageModel
 
-KINDS = ["softmax", "plif", "monotonic", "mos", "doc", "mixtape", "adaptive", "trees, sparse"]
+KINDS = ["softmax", "plif", "monotonic", "mos", "mixtape", "adaptive", "trees, sparse"]
 """Heads that differ in how they compute probabilities and gradients."""
 
 DROPOUTS: dict[str, Any] = {
@@ -29,16 +29,7 @@ def language_model(kind: str = "softmax", seed: int = 0, **options: Any) -> Lang
     """A model of V classes with random weights, in training mode; ``softmax, really tied`` shares
     its weight with the word embeddings."""
     torch.manual_seed(seed)
-    sizes, all_layers = (3, 2, 5) if kind == "doc" else (D, 6, D), kind == "doc"
-    backbone = AWDLSTM(
-        V,
-        sizes[0],
-        sizes[1],
-        layers=2,
-        context_size=sizes[2],
-        all_layers=all_layers,
-        **DROPOUTS,
-    )
+    backbone = AWDLSTM(V, D, 6, layers=2, context_size=D, **DROPOUTS)
     with torch.no_grad():
         for parameter in backbone.parameters():
             parameter.normal_(0.0, 0.5)
