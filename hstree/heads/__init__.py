@@ -6,7 +6,6 @@ from hstree.heads.flat import FlatHead
 from hstree.heads.forest import ForestSoftmax
 from hstree.heads.mixtape import Mixtape
 from hstree.heads.mixture import MixtureOfContexts, MixtureOfSoftmaxes
-from hstree.heads.precision import precision_at_k
 from hstree.heads.registry import (
     build_head,
     head_class,
@@ -43,6 +42,5 @@ __all__ = [
     "head_names",
     "head_options",
     "load_head",
-    "precision_at_k",
     "register_head",
 ]

@@ -148,16 +148,12 @@ def test_huffman_trees(frequencies: list[float], seed: int) -> None:
     kind=st.sampled_from(["normal", "equal", "integers", "huge", "tiny"]),
     frequencies=st.sampled_from([None, "counts", "zipf", "zero", "one"]),
     seed=SEEDS,
-    balance=st.sampled_from(["mass", "count"]),
     slack=st.one_of(st.integers(0, 4), st.just(MAX_DEPTH)),
     options=st.fixed_dictionaries(
         {},
         optional={
             "iterations": st.integers(1, 20),
-            "feature_fraction": st.floats(0.01, 1),
-            "projection": st.integers(0, 5),
             "noise": st.sampled_from([0.0, 0.3, 100.0, 1e-30]),
-            "bootstrap": st.booleans(),
         },
     ),
 )
@@ -169,7 +165,6 @@ def test_clustered_trees(
     kind: str,
     frequencies: str | None,
     seed: int,
-    balance: Any,
     slack: int,
     options: dict[str, Any],
 ) -> None:
@@ -185,13 +180,13 @@ def test_clustered_trees(
         "one": np.eye(n_classes)[0],
     }[frequencies]
     max_depth = min(MAX_DEPTH, (n_classes - 1).bit_length() + slack)
-    options |= {"balance": balance, "max_depth": max_depth}
+    options |= {"max_depth": max_depth}
     tree = cluster_tree(vectors, counts, seed, **options)
     item = tree.to_nested()
     check_tree(item, n_classes)
     assert tree.is_binary
     assert tree.height <= max_depth
-    if balance == "count":
+    if counts is None:
         for node in inner(item):
             left, right = (len(classes_of(child)) for child in node)
             assert abs(left - right) <= 1

@@ -257,7 +257,7 @@ def test_constructors_in_float64(float64_by_default: None) -> None:
     for head in (
         TreeEnsemble.from_counts(D, [5, 3, 2, 1, 1]),
         TreeEnsemble.from_tokens(D, 5, [0, 1, 2, 3, 4, 0, 1], node_vectors="leaves"),
-        TreeEnsemble.from_features(D, 5, torch.randn(20, 3), torch.arange(20) % 5),
+        TreeEnsemble.from_vectors(D, torch.randn(5, 3)),
     ):
         assert all(parameter.dtype == torch.float64 for parameter in head.parameters())
 

@@ -10,7 +10,7 @@ import scipy.sparse
 import torch
 
 from hstree import Softmax
-from hstree.heads import TreeEnsemble, precision_at_k
+from hstree.heads import TreeEnsemble
 from hstree.trees import cluster_tree, label_means, padded_labels
 from hstree.trees.labels import MOST_FEATURES, label_pairs
 
@@ -86,9 +86,13 @@ def test_alike_labels_are_clustered() -> None:
     labels = random.integers(0, 30, 6000)
     features = random.standard_normal((6000, F)) * 3.0 ** np.arange(F)
     features[:, 0] += 3 * (labels % 2)
-    vectors, _ = label_means(features, labels, 30)
-    halves = cluster_tree(vectors, balance="count", root=2, levels=2).to_nested()
+    vectors, counts = label_means(features, labels, 30)
+    halves = cluster_tree(vectors, root=2, levels=2).to_nested()
     assert sorted(len({c % 2 for c in half}) for half in halves) == [1, 1]
+    head = TreeEnsemble.from_vectors(4, vectors, frequencies=counts, n_trees=1, root=2, levels=2)
+    assert sorted(len({c % 2 for c in half}) for half in head.trees[0].to_nested()) == [1, 1]
+    prob = head.log_prob(torch.zeros(4)).exp()  # the distribution of the labels
+    torch.testing.assert_close(prob, (counts / counts.sum()).float(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [np.asarray, scipy.sparse.csr_array])
@@ -173,15 +177,10 @@ def test_a_matrix_of_0_and_1_is_no_table_of_classes(kind: Any, dtype: Any) -> No
     """Refused with the way, which then gives what the table of classes gives."""
     features, labels = data()
     matrix = kind(as_matrix(labels).astype(dtype))
-    found = torch.rand(N, V).argsort(1)
-    for use in (
-        lambda given: label_means(features, given, V)[0],
-        lambda given: torch.tensor(precision_at_k(found, given, V, 2)),
-        lambda given: TreeEnsemble.from_features(F, V, features, given).nodes.root_bias,
-    ):
-        with pytest.raises(ValueError, match=r"labels: expected classes, .*csr_array\(labels\)$"):
-            use(matrix)
-        torch.testing.assert_close(use(scipy.sparse.csr_array(matrix)), use(labels))
+    with pytest.raises(ValueError, match=r"labels: expected classes, .*csr_array\(labels\)$"):
+        label_means(features, matrix, V)
+    of_matrix = label_means(features, scipy.sparse.csr_array(matrix), V)
+    torch.testing.assert_close(of_matrix, label_means(features, labels, V))
 
 
 def test_the_way_for_tensors_that_are_sparse() -> None:

@@ -37,7 +37,7 @@ from hstree.heads.trees.queries import (
 from hstree.heads.trees.shape import CONTEXTS, TreeShape, check_trees, draw_subsets
 from hstree.heads.tying import HasWeight
 from hstree.ops import leaf_order
-from hstree.trees import Tree, label_means
+from hstree.trees import Tree
 from hstree.trees.vectors import Context, count_classes
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class TreeEnsemble(Head):
     A binary node decides by a sigmoid, and a wide node by a softmax over its children. A training
     step costs O(T (C + L) S) per row, for C children of the root and L nodes on a path,
     independently of the number of classes. :meth:`from_counts`, :meth:`from_tokens` and
-    :meth:`from_features` also build the trees.
+    :meth:`from_vectors` also build the trees.
 
     Equivalent to :class:`Softmax` if T = 1 and the tree is one node with V children.
 
@@ -174,7 +174,7 @@ class TreeEnsemble(Head):
             counts: number of occurrences of each class, real [V], none negative: a tensor on the
                 CPU, an array or a list.
             recipe: ``"huffman"`` or ``"random"``. For trees that group similar classes use
-                :meth:`from_tokens` or :meth:`from_features`.
+                :meth:`from_tokens` or :meth:`from_vectors`.
             n_trees, root, leaf, levels: number and shape of the trees; None: the defaults of
                 :meth:`hstree.heads.TreeShape.for_classes`.
             seed: seed of the trees and of the feature subsets.
@@ -272,13 +272,12 @@ class TreeEnsemble(Head):
         return cls._of_shape(shape, trees, in_features, frequencies, seed, options)
 
     @classmethod
-    def from_features(
+    def from_vectors(
         cls,
         in_features: int,
-        n_classes: int,
-        features: Any,
-        labels: Any,
+        vectors: npt.ArrayLike | Tensor,
         *,
+        frequencies: npt.ArrayLike | None = None,
         n_trees: int | None = None,
         root: int | None = None,
         leaf: int | None = None,
@@ -286,34 +285,34 @@ class TreeEnsemble(Head):
         seed: int = 0,
         **options: Unpack[TreeOptions],
     ) -> Self:
-        """An ensemble whose trees cluster classes by the mean features of their rows, for
-        classification with many labels; before training it gives the distribution of the labels.
+        """An ensemble whose trees cluster classes by vectors of any kind, such as word vectors, the
+        rows of a trained softmax, or for classification with many labels
+        :func:`hstree.trees.label_means`.
 
         Args:
-            in_features: number of input features of the head, D.
-            n_classes: number of classes, V.
-            features: what describes the rows of the training data, real [N, F] with any F: a
-                tensor, an array or a sparse matrix of scipy.
-            labels: classes, integers [N] or [N, K], negative where a row has fewer than K labels;
-                or a sparse matrix of scipy [N, V] with an entry for each label.
+            in_features: number of input features, D.
+            vectors: class vectors, real [V, F] with any F.
+            frequencies: class counts [V], which balance the clusters, and whose distribution the
+                head gives before training; None: all equal.
             n_trees, root, leaf, levels: number and shape of the trees; see :meth:`from_counts`.
             seed: seed of the trees and of the feature subsets.
             **options: further arguments of the head; ``node_vectors`` as in :meth:`from_counts`.
 
         Raises:
-            ValueError: for another shape, no label or a class out of range.
+            TypeError: if the vectors or the counts are not real numbers.
+            ValueError: for another shape, or a number that is not finite.
 
         Example:
             >>> import torch, hstree
             >>> features, labels = torch.randn(500, 8), torch.randint(2000, (500, 3))
-            >>> head = hstree.TreeEnsemble.from_features(16, 2000, features, labels)
+            >>> vectors, counts = hstree.trees.label_means(features, labels, 2000)
+            >>> head = hstree.TreeEnsemble.from_vectors(16, vectors, frequencies=counts)
             >>> head.predict(torch.randn(5, 16)).shape
             torch.Size([5])
-
-        Source: :func:`hstree.trees.label_means`.
         """
-        vectors, counts = label_means(features, labels, n_classes, seed=seed)
-        frequencies = counts.numpy()
+        if isinstance(vectors, Tensor):
+            vectors = vectors.detach().float().cpu().numpy()
+        n_classes = len(np.atleast_1d(vectors))
         shape = TreeShape.for_classes(
             n_classes,
             bool(options.get("sparse")),
@@ -322,7 +321,8 @@ class TreeEnsemble(Head):
             leaf=leaf,
             levels=levels,
         )
-        trees = shape.build("cluster", n_classes, frequencies, [vectors.numpy()], seed)
+        frequencies = np.ones(n_classes) if frequencies is None else frequencies
+        trees = shape.build("cluster", n_classes, frequencies, [vectors], seed)
         return cls._of_shape(shape, trees, in_features, frequencies, seed, options)
 
     @classmethod

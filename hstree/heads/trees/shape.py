@@ -27,7 +27,7 @@ USUAL_ROOT = 256
 
 BUILD_TREES = (
     "to build trees from class counts call TreeEnsemble.from_counts(in_features, counts), from a "
-    "text from_tokens, from features and labels from_features; the number of trees is their n_trees"
+    "text from_tokens, from class vectors from_vectors; the number of trees is their n_trees"
 )
 
 

@@ -33,15 +33,16 @@ def from_tokens(n_classes: int, **options: Any) -> TreeEnsemble:
     return TreeEnsemble.from_tokens(D, n_classes, text_of(n_classes), **options)
 
 
-def from_features(n_classes: int, **options: Any) -> TreeEnsemble:
-    features = np.random.default_rng(0).standard_normal((2000, 3))
-    return TreeEnsemble.from_features(D, n_classes, features, text_of(n_classes), **options)
+def from_vectors(n_classes: int, **options: Any) -> TreeEnsemble:
+    vectors = np.random.default_rng(0).standard_normal((n_classes, 3))
+    counts = counts_of(n_classes)
+    return TreeEnsemble.from_vectors(D, vectors, frequencies=counts, **options)
 
 
 CONSTRUCTORS: list[Callable[..., TreeEnsemble]] = [
     from_counts,
     from_tokens,
-    from_features,
+    from_vectors,
 ]
 every_way = pytest.mark.parametrize("build", CONSTRUCTORS)
 
