@@ -29,7 +29,7 @@ NOTES = (
     "network of two layers below every head, D = 128; `hstree.optim.AdamW`.",
     "`linear`: `nn.Linear` and the cross-entropy; `adaptive`: torch's adaptive softmax; `trees`: "
     "`TreeEnsemble.from_counts(..., sparse=True)`, four Huffman trees; `clustered-tree`, "
-    "`clustered-trees`: `from_features`, one tree and four that split the labels by the mean "
+    "`clustered-trees`: `from_vectors`, one tree and four that split the labels by the mean "
     "features of their rows; `sampled-K`: `SampledSoftmax` with K negatives and the labels of the "
     "batch.",
     "Learning rates were chosen among 0.004, 0.01 and 0.02, without trying every combination: "

@@ -114,18 +114,16 @@ class Entry:
         return self.kind in ("paths", "wide", "head", "sampled")
 
 
-def _paths_entry(recipe: str, part: int, block: int = 1, sparse: bool = True) -> Entry:
+def _paths_entry(recipe: str, part: int, sparse: bool = True) -> Entry:
     kind = "Huffman" if recipe == "huffman" else "balanced"
-    drawn = f"blocks of {block}" if block > 1 else "single features"
-    title = f"{kind} trees, S = D/{part}, {drawn}" + ("" if sparse else ", dense gradients")
-    options = {"recipe": recipe, "part": part, "block": block, "sparse": sparse}
+    title = f"{kind} trees, S = D/{part}" + ("" if sparse else ", dense gradients")
+    options = {"recipe": recipe, "part": part, "sparse": sparse}
     return Entry(title, "paths", options)
 
 
 EAGER = "eager"
 CONTESTANTS: dict[str, Entry] = {
     "huffman-4": _paths_entry("huffman", 4),
-    "huffman-4-blocks": _paths_entry("huffman", 4, block=16),
     "random-4": _paths_entry("random", 4),
     "huffman-2": _paths_entry("huffman", 2),
     "huffman-4-dense": _paths_entry("huffman", 4, sparse=False),
@@ -210,16 +208,11 @@ def _normal(shape: tuple[int, ...], setting: Setting, device: str) -> Tensor:
     return weight.normal_(std=shape[-1] ** -0.5).requires_grad_()
 
 
-def subsets(features: int, subset: int, trees: int, block: int) -> Tensor:
-    """feature_index [T, S]: for each tree, S of the D features in increasing order, drawn in
-    aligned blocks."""
+def subsets(features: int, subset: int, trees: int) -> Tensor:
+    """feature_index [T, S]: for each tree, S of the D features in increasing order."""
     random = torch.Generator().manual_seed(0)
-    drawn = []
-    for _ in range(trees):
-        blocks = torch.randperm(features // block, generator=random)[: subset // block]
-        within = blocks.sort().values[:, None] * block + torch.arange(block)
-        drawn.append(within.flatten())
-    return torch.stack(drawn).int()
+    drawn = [torch.randperm(features, generator=random)[:subset] for _ in range(trees)]
+    return torch.stack(drawn).sort(1).values.int()
 
 
 def visited_rows(target: Tensor, path_offset: Tensor, path: Tensor) -> int:
@@ -252,7 +245,7 @@ def true_log_prob(
     return torch.stack(rows)
 
 
-def _paths(setting: Setting, device: str, recipe: str, part: int, block: int, sparse: bool) -> Step:
+def _paths(setting: Setting, device: str, recipe: str, part: int, sparse: bool) -> Step:
     """The path op over T binary trees and their mixture with equal weights."""
     from hstree.heads.trees.layout import Layout
     from hstree.ops import path_log_prob
@@ -263,7 +256,7 @@ def _paths(setting: Setting, device: str, recipe: str, part: int, block: int, sp
     trees = build_ensemble(recipe, setting.classes, setting.trees, **options)
     layout = Layout(trees)
     rows, subset = setting.rows, setting.features // part
-    cpu_index = subsets(setting.features, subset, setting.trees, block)
+    cpu_index = subsets(setting.features, subset, setting.trees)
     weight = _normal((setting.trees, setting.classes - 1, subset), setting, device)
     bias = torch.zeros(weight.shape[:2], dtype=weight.dtype, device=device, requires_grad=True)
     tables = [layout.path_offset, layout.path, layout.leaf_position, cpu_index]

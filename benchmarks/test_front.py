@@ -42,8 +42,9 @@ def test_rows_of_heads_get_the_figures_of_their_record() -> None:
     contest = {"contestants": {"F.linear + F.cross_entropy": flat, "plif": plif}}
     record = {"cpu": {name: {"contestants": {}} for name in HEAD_TABLES} | {"heads": contest}}
     text = "| `{}` | f(l) | {} |\n".format
-    old = text("PLIF`, `plif", "9 | 9 | 9 M") + text("DOC`, `doc", "1 | 2 | 3 M")
-    new = text("PLIF`, `plif", "1.50 | 0.25 | 4.10 M") + text("DOC`, `doc", "1 | 2 | 3 M")
+    old = text("PLIF`, `plif", "9 | 9 | 9 M") + text("MixtureOfSoftmaxes`, `mos", "1 | 2 | 3 M")
+    new = text("PLIF`, `plif", "1.50 | 0.25 | 4.10 M")
+    new += text("MixtureOfSoftmaxes`, `mos", "1 | 2 | 3 M")
     assert with_head_figures(old, record) == new
     first = text("F.linear`, `F.cross_entropy", "9 | 9 | 9 M")
     assert with_head_figures(first, record).endswith("| 1.00 | 1.00 | 4.00 M |\n")

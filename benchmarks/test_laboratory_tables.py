@@ -130,10 +130,8 @@ def test_start_of_plif() -> None:
     models = {
         "softmax": "softmax",
         "PLIF": "plif, slope_std=1.0",
-        "PLIF, gradient by the mean slope": "plif, gradient by the mean slope",
         "PLIF, slopes equal at the start": "plif, slope_std=0.0",
-        "PLIF, frozen": "plif-frozen, mean_slope_gradient=false",
-        "PLIF, frozen, gradient by the mean slope": "plif-frozen, mean_slope_gradient=true",
+        "PLIF, frozen": "plif-frozen",
     }
     assert rows == {"": ["test perplexity"]} | {
         name: [spread(runs("plif-start", model=model))] for name, model in models.items()

@@ -134,8 +134,9 @@ class SparseLinear(nn.Module):
 
 def clustered_trees(n_trees: int, counts: Tensor, features: Tensor, target: Tensor) -> nn.Module:
     """Trees that part the labels by the mean features of their rows."""
-    return hstree.TreeEnsemble.from_features(
-        HIDDEN, len(counts), features, target, n_trees=n_trees, sparse=True
+    vectors, _ = hstree.trees.label_means(features, target, len(counts))
+    return hstree.TreeEnsemble.from_vectors(
+        HIDDEN, vectors, frequencies=counts, n_trees=n_trees, sparse=True
     )
 
 

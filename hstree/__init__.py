@@ -10,7 +10,6 @@ load()  # registers the operators that the others need
 from hstree import heads, ops, optim, trees  # noqa: E402
 from hstree.deferred import defer_logits, undefer  # noqa: E402
 from hstree.heads import (  # noqa: E402
-    DOC,
     GSS,
     PLIF,
     AdaptiveSoftmax,
@@ -32,7 +31,6 @@ from hstree.heads import (  # noqa: E402
 __version__ = build_info().version
 
 __all__ = [
-    "DOC",
     "GSS",
     "PLIF",
     "AdaptiveSoftmax",

@@ -14,60 +14,32 @@ namespace {
 constexpr int64_t lanes =
     8;  // independent sums of a dot product, so that every compiler gives the same result
 
-enum Stream : uint64_t { feature_stream = 1, projection_stream, noise_stream, bootstrap_stream, node_stream };
+enum Stream : uint64_t { noise_stream = 3, node_stream = 5 };
 
-// The vectors used by the tree: chosen features, projected, with noise; rows padded with zeros to whole
-// lanes.
+// The vectors used by the tree, with noise; rows padded with zeros to whole lanes.
 class Points {
  public:
   Points(const float* vectors, int64_t n, int64_t n_features, uint64_t seed, const ClusterOptions& options) {
-    std::vector<int32_t> features;
-    if (options.features != nullptr) {
-      features.assign(options.features, options.features + options.n_features);
-    } else {
-      features.resize(n_features);
-      std::iota(features.begin(), features.end(), 0);
-      if (options.n_random_features > 0 && options.n_random_features < n_features) {
-        Random(seed, feature_stream).shuffle(features.data(), n_features);
-        features.resize(options.n_random_features);
-        std::sort(features.begin(), features.end());
-      }
-    }
-    const int64_t used = static_cast<int64_t>(features.size());
-    const int64_t n_out = options.projection > 0 ? options.projection : used;
-    stride_ = (n_out + lanes - 1) / lanes * lanes;
+    stride_ = (n_features + lanes - 1) / lanes * lanes;
     data_ = Array<float>(n * stride_, 0.0f);
 
     // A power of two brings the largest entry to [1, 2), so that squares neither overflow nor vanish.
     float largest = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      for (const int32_t f : features) largest = std::max(largest, std::fabs(vectors[i * n_features + f]));
-    }
+    for (int64_t i = 0; i < n * n_features; ++i) largest = std::max(largest, std::fabs(vectors[i]));
     const int exponent = largest > 0 ? std::ilogb(largest) : 0;
-
-    std::vector<float> sign(options.projection > 0 ? used * n_out : 0);
-    Random sign_random(seed, projection_stream);
-    for (float& s : sign) s = (sign_random.next() >> 63) != 0 ? 1.0f : -1.0f;
     for (int64_t i = 0; i < n; ++i) {
-      float* out = data_.data() + i * stride_;
-      for (int64_t f = 0; f < used; ++f) {
-        const float value = std::ldexp(vectors[i * n_features + features[f]], -exponent);
-        if (options.projection > 0) {
-          const float* s = sign.data() + f * n_out;
-          for (int64_t p = 0; p < n_out; ++p) out[p] += value * s[p];
-        } else {
-          out[f] = value;
-        }
+      for (int64_t f = 0; f < n_features; ++f) {
+        data_[i * stride_ + f] = std::ldexp(vectors[i * n_features + f], -exponent);
       }
     }
     if (options.noise > 0) {
       double sum = 0;
       for (int64_t i = 0; i < n * stride_; ++i) sum += static_cast<double>(data_[i]) * data_[i];
       const float scale = static_cast<float>(
-          options.noise * std::sqrt(sum / (static_cast<double>(n) * static_cast<double>(n_out))));
+          options.noise * std::sqrt(sum / (static_cast<double>(n) * static_cast<double>(n_features))));
       Random random(seed, noise_stream);
       for (int64_t i = 0; i < n; ++i) {
-        for (int64_t f = 0; f < n_out; ++f) data_[i * stride_ + f] += scale * random.nearly_normal();
+        for (int64_t f = 0; f < n_features; ++f) data_[i * stride_ + f] += scale * random.nearly_normal();
       }
     }
   }
@@ -262,7 +234,6 @@ class Builder {
       }
       for (int64_t f = 0; f < 2 * stride; ++f) sum[f] += part_[f];
     }
-    if (!(mass[0] > 0) || !(mass[1] > 0)) return;  // a bootstrap sample may miss a whole half
     for (int64_t f = 0; f < stride; ++f)
       axis_[f] = static_cast<float>(sum[stride + f] / mass[1] - sum[f] / mass[0]);
   }
@@ -288,15 +259,8 @@ TreeArrays cluster_tree(const float* vectors, int64_t n_classes, int64_t n_featu
                         const double* frequencies, uint64_t seed, const ClusterOptions& options) {
   const Points points(vectors, n_classes, n_features, seed, options);
   Array<uint64_t> weight = integer_weights(frequencies, n_classes);
-  if (!options.balance_mass) weight = Array<uint64_t>(n_classes, 1);
   std::vector<float> share(n_classes);
   for (int64_t c = 0; c < n_classes; ++c) share[c] = std::ldexp(static_cast<float>(weight[c]), -48);
-  if (options.bootstrap) {
-    std::vector<int32_t> hits(n_classes, 0);
-    Random random(seed, bootstrap_stream);
-    for (int64_t i = 0; i < n_classes; ++i) ++hits[random.below(static_cast<uint64_t>(n_classes))];
-    for (int64_t c = 0; c < n_classes; ++c) share[c] *= static_cast<float>(hits[c]);
-  }
   return Builder(points, std::move(weight), std::move(share), seed, options).build();
 }
 

@@ -151,19 +151,8 @@ PYBIND11_MODULE(_host, m) {
     return to_numpy(without_gil([&] { return huffman_tree(frequencies.data(), frequencies.size(), seed); }));
   });
   m.def("cluster_tree", [](const In<float>& vectors, const std::optional<In<double>>& frequencies,
-                           uint64_t seed, bool balance_mass, int64_t depth_limit, int64_t iterations,
-                           const std::optional<In<int32_t>>& features, int64_t n_random_features,
-                           int64_t projection, double noise, bool bootstrap) {
-    ClusterOptions options;
-    options.balance_mass = balance_mass;
-    options.max_depth = depth_limit;
-    options.iterations = iterations;
-    options.features = features ? features->data() : nullptr;
-    options.n_features = features ? features->size() : 0;
-    options.n_random_features = n_random_features;
-    options.projection = projection;
-    options.noise = noise;
-    options.bootstrap = bootstrap;
+                           uint64_t seed, double noise, int64_t iterations, int64_t depth_limit) {
+    const ClusterOptions options = {noise, iterations, depth_limit};
     return to_numpy(without_gil([&] {
       return cluster_tree(vectors.data(), vectors.shape(0), vectors.shape(1), data_or_null(frequencies), seed,
                           options);

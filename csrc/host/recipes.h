@@ -29,15 +29,9 @@ TreeArrays random_tree(int64_t n_classes, uint64_t seed);
 TreeArrays huffman_tree(const double* frequencies, int64_t n_classes, uint64_t seed);
 
 struct ClusterOptions {
-  bool balance_mass = true;           // halves of equal mass, or of equal count
-  int64_t max_depth = 0;              // largest number of inner nodes on a path; 2^max_depth >= V
-  int64_t iterations = 8;             // largest number of 2-means iterations at each node
-  const int32_t* features = nullptr;  // columns of the vectors to use, or null for all
-  int64_t n_features = 0;             // length of `features`
-  int64_t n_random_features = 0;      // number of columns to draw; 0 for all
-  int64_t projection = 0;             // dimensions of a random projection, 0 for none
-  double noise = 0;                   // standard deviation over the root mean square of all entries
-  bool bootstrap = false;  // weight a class in the centroids by how often V draws with replacement hit it
+  double noise;        // standard deviation over the root mean square of all entries
+  int64_t iterations;  // largest number of 2-means iterations at each node
+  int64_t max_depth;   // largest number of inner nodes on a path; 2^max_depth >= V
 };
 
 // Splits vectors [V, F] recursively in two by balanced 2-means. `frequencies` [V], or null for equal ones.

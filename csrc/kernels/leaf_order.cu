@@ -45,22 +45,19 @@ __device__ __forceinline__ int32_t entry_node(const Tables& tables, int64_t entr
   return tables.wide ? tables.path[3 * entry] : tables.path[entry] >> 1;
 }
 
-// tree_valid[t] = all(0 <= feature_index[t] < D and feature_index[t] increases strictly), valid_in_blocks if
-// also S is a multiple of 8 and feature 8 i + k of the subset is feature 8 j + k of hidden, k < 8.
+// tree_valid[t] = all(0 <= feature_index[t] < D and feature_index[t] increases strictly).
 // feature_index [T, S] int32 -> tree_valid [T] int32. O(T S). Atomics for minima of integers: deterministic. One block
 // for each tree.
 __global__ void __launch_bounds__(block_threads) check_features_kernel(Tables tables, int32_t* tree_valid) {
-  constexpr int block = 8;
   __shared__ int32_t least;
   const int tree = blockIdx.x;
   const int32_t* index =
       tables.feature_index == nullptr ? nullptr : tables.feature_index + tree * tables.features;
-  int32_t valid = tables.features % block == 0 ? valid_in_blocks : 1;
+  int32_t valid = 1;
   if (threadIdx.x == 0) least = valid;
   __syncthreads();
   for (int64_t i = threadIdx.x; index != nullptr && i < tables.features; i += block_threads) {
     const int64_t own = index[i], before = i > 0 ? index[i - 1] : -1;
-    if (valid > 1 && (i % block == 0 ? own % block != 0 : own - 1 != before)) valid = 1;
     if (own <= before || own >= tables.in_features) valid = 0;
   }
   atomicMin(&least, valid);

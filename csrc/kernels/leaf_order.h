@@ -50,10 +50,8 @@ struct LeafOrder {
 // leaf_position, so all ops on the same trees can share it.
 void leaf_key(const Tables& tables, int32_t* key, cudaStream_t stream);
 
-// tree_valid[t] = 0 if feature_index[t] leaves [0, D) or does not increase strictly; valid_in_blocks if it
-// consists of blocks of 8 consecutive features that each begin at a multiple of 8; otherwise 1, also if it is
-// null. tree_valid [T].
-constexpr int32_t valid_in_blocks = 2;
+// tree_valid[t] = 0 if feature_index[t] leaves [0, D) or does not increase strictly; otherwise 1, also if it
+// is null. tree_valid [T].
 void check_features(const Tables& tables, int32_t* tree_valid, cudaStream_t stream);
 
 // tree_valid[t] = 0 if leaf_class[t] leaves [0, V); nothing if it is null.

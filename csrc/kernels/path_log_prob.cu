@@ -36,8 +36,7 @@ __device__ __forceinline__ S path_factor(const Tables& tables, const PathBackwar
 // Sums in Sum<T>; log_sigmoid(x) = min(x, 0) - log1p(exp(-|x|)), accurate to rounding at any x, -inf and 0 at
 //   infinities.
 // Work O(N T L S). Bytes: a weight row once for each tile of 16 rows below it, a hidden row once for each
-//   tree: 32 bytes of it at a time, so that a random subset of D / 4 features reads all of it, and one of
-//   blocks of 16 features a quarter. At N = 8192, D = 4096, T = 8, S = 1024, bfloat16 a tile reads 128 or 32
+//   tree: 32 bytes of it at a time, so that a random subset of D / 4 features reads all of it. At N = 8192, D = 4096, T = 8, S = 1024, bfloat16 a tile reads 128
 //   KiB of hidden and 2 KiB for each of its 39 nodes (Huffman; 52 balanced), instead of for each of 187 visits,
 //   and makes about 600 matrix instructions. Keeps score for backward.
 // No atomics; the order of every sum is fixed by S, max_depth and, for bfloat16 and float16, by whether rows

@@ -29,9 +29,9 @@ struct Staging {
     return static_cast<int>(divide_up(divide_up(features, chunks), span) * span);
   }
 
-  // Whether eight consecutive features of the tree's subset are consecutive in hidden.
-  __device__ __forceinline__ bool in_vectors(const Tables& tables, int tree) const {
-    return vectors && (tables.feature_index == nullptr || tables.tree_valid[tree] == valid_in_blocks);
+  // Whether eight consecutive features of a tree are consecutive in hidden.
+  __device__ __forceinline__ bool in_vectors(const Tables& tables) const {
+    return vectors && tables.feature_index == nullptr;
   }
 };
 
@@ -77,7 +77,7 @@ struct Product {
         in_features(tables.in_features),
         chunk(staging.columns),
         columns(staging.columns),
-        in_vectors(staging.in_vectors(tables, tree)),
+        in_vectors(staging.in_vectors(tables)),
         rows(static_cast<T*>(shared)) {}
 
   // rows = features [begin, begin + width) of the tile's rows, then zeros.
@@ -208,8 +208,8 @@ struct Product {
 // a time, and each processes all weight rows, `batch` at a time. So the accesses of a step, 16 bytes a lane,
 // are independent of each other, and all warps have the same work. Their sums are added in shared memory.
 // Weights are loaded from global memory to the registers of the instruction, because no other warp needs
-// them. So are rows of hidden if consecutive features of a subset are consecutive in hidden; otherwise they
-// are gathered in shared memory, two bytes at a time. Lane t of four holds features 8 t ... 8 t + 7 of 32
+// them. So are rows of hidden of trees that read all features; otherwise they are gathered in shared memory,
+// two bytes at a time. Lane t of four holds features 8 t ... 8 t + 7 of 32
 // consecutive ones, which are columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of two instructions: the assignment of
 // features to columns is free as long as both factors agree.
 template <typename T, bool Aligned>
@@ -252,7 +252,7 @@ struct Product<T, Aligned, true> {
         index(tables.feature_index == nullptr ? nullptr : tables.feature_index + tree * tables.features),
         in_features(tables.in_features),
         columns(staging.columns),
-        in_vectors(Aligned && staging.in_vectors(tables, tree)),
+        in_vectors(Aligned && staging.in_vectors(tables)),
         partial(static_cast<float*>(shared)),
         rows(reinterpret_cast<T*>(partial + partial_sums)) {
     chunk = in_vectors ? tables.features : columns;

@@ -5,8 +5,7 @@ from hstree.heads.base import Head, HeadOutput
 from hstree.heads.flat import FlatHead
 from hstree.heads.forest import ForestSoftmax
 from hstree.heads.mixtape import Mixtape
-from hstree.heads.mixture import DOC, MixtureOfContexts, MixtureOfSoftmaxes
-from hstree.heads.precision import precision_at_k
+from hstree.heads.mixture import MixtureOfContexts, MixtureOfSoftmaxes
 from hstree.heads.registry import (
     build_head,
     head_class,
@@ -21,7 +20,6 @@ from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, SigSoftmax, Softma
 from hstree.heads.trees import TreeEnsemble, TreeShape
 
 __all__ = [
-    "DOC",
     "GSS",
     "PLIF",
     "AdaptiveSoftmax",
@@ -44,6 +42,5 @@ __all__ = [
     "head_names",
     "head_options",
     "load_head",
-    "precision_at_k",
     "register_head",
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_bool, check_choice, check_int, check_nonnegative, check_number
+from hstree._numerics import is_transformed
 from hstree.heads.tables import fill
-from hstree.ops import LogitFunction, sigmoid_sums
+from hstree.ops import LogitFunction
 
+POINTS = 64
 MOST_INTERVALS = 2**24
 """More intervals, or units, than numbers that float32 tells apart have no effect."""
 
@@ -130,7 +131,6 @@ class PLIF(Function):
         slope_std: float = 1.0,
         slope_learning_rate: float = 0.02,
         slope_decay: float = 0.0,
-        mean_slope_gradient: bool = False,
     ) -> None:
         super().__init__()
         self.intervals = check_int("intervals", intervals, 1, MOST_INTERVALS)
@@ -143,7 +143,6 @@ class PLIF(Function):
             "slope_learning_rate", slope_learning_rate, positive=True
         )
         self.slope_decay = check_nonnegative("slope_decay", slope_decay)
-        self.mean_slope_gradient = check_bool("mean_slope_gradient", mean_slope_gradient)
         self.v = nn.Parameter(torch.empty(intervals), requires_grad=not frozen)
         self.reset()
 
@@ -156,15 +155,50 @@ class PLIF(Function):
         return F.softplus(self.v if self.v.dtype == torch.float64 else self.v.float())
 
     def forward(self, dtype: torch.dtype, device: torch.device | None = None) -> LogitFunction:
-        slopes = self.slopes().to(dtype)
-        function = LogitFunction.plif(slopes, self.radius)
-        if not self.mean_slope_gradient:
-            return function
-        return replace(function, gradient_slope=slopes.detach().mean())
+        return LogitFunction.plif(self.slopes().to(dtype), self.radius)
 
     def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
         groups = super().parameter_groups(self.slope_learning_rate)
         return [group | {"weight_decay": self.slope_decay} for group in groups]
+
+
+def _sums(x: Tensor, u: Tensor, v: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """f(x) and f'(x) [P] of f(x) = sum_i v_i sigmoid(u_i x + b_i): x [P], the others [K]."""
+    s = torch.addmm(b, x[:, None], u[None]).sigmoid()
+    return s @ v, (s - s * s) @ (u * v)
+
+
+class _Sums(torch.autograd.Function):
+    """:func:`_sums`, 64 points at a time, with gradients that are computed in the given dtype: in
+    float32 they take half of the time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, u: Tensor, v: Tensor, b: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(*(tensor.to(dtype) for tensor in (x, u, v, b)))
+        parts = [_sums(some, u, v, b) for some in torch.split(x, POINTS)]
+        value, derivative = (torch.cat(part) for part in zip(*parts, strict=True))
+        return value, derivative
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, u, v, b = ctx.saved_tensors
+        # Columns: the gradients of f and f', and their products with x.
+        grad = torch.stack(grads, 1).to(x.dtype)
+        grad = torch.cat([grad, x[:, None] * grad], 1)
+        of_s, of_slope, of_bend = (grad.new_zeros(len(u), 4) for _ in range(3))
+        for some, g in zip(torch.split(x, POINTS), torch.split(grad, POINTS), strict=True):
+            s = torch.addmm(b, some[:, None], u[None]).sigmoid_()
+            slope = s - s * s
+            of_s.addmm_(s.t(), g)
+            of_slope.addmm_(slope.t(), g)
+            of_bend.addmm_((slope - 2 * s * slope).t(), g)
+        # f = v s and f' = u v s' for a unit with s = sigmoid(u x + b), where ds = s' (x du + db).
+        grad_u = v * (of_slope[:, 2] + u * of_bend[:, 3] + of_slope[:, 1])
+        grad_v = of_s[:, 0] + u * of_slope[:, 1]
+        grad_b = v * (of_slope[:, 0] + u * of_bend[:, 1])
+        return None, *(grad.to(grads[0].dtype) for grad in (grad_u, grad_v, grad_b)), None
 
 
 class MonotonicNetwork(Function):
@@ -210,8 +244,10 @@ class MonotonicNetwork(Function):
         u, v, b = F.softplus(self.u.double()), F.softplus(self.v.double()), self.b.double()
         ends = (-self.radius, self.radius)
         knots = torch.linspace(*ends, self.intervals + 1, dtype=u.dtype, device=u.device)
-        values = sigmoid_sums(knots, u, v, b, gradient_dtype=dtype)
-        return LogitFunction.cubic(*values, self.radius).to(dtype)
+        plain = torch.compiler.is_compiling() or is_transformed()
+        own: Any = _Sums.apply
+        value, slope = _sums(knots, u, v, b) if plain else own(knots, u, v, b, dtype)
+        return LogitFunction.cubic(value, slope, self.radius).to(dtype)
 
 
 class Scaled(Function):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -10,15 +10,24 @@ from torch import Tensor, nn
 
 from hstree._checks import check_int, check_order
 from hstree._numerics import at_least_float32, linear_scores
-from hstree.heads.base import Head
+from hstree.heads.base import Head, HeadOptions
 from hstree.heads.flat import FlatHead
 from hstree.heads.losses import in_row_chunks
-from hstree.heads.mixture import ZeroBiasLinear
-from hstree.heads.resizing import ClassChange
 from hstree.heads.tables import Tables, check_entries
 from hstree.ops.target_log_softmax import log_softmax, target_log_softmax
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 COMPONENTS, GATES = 4, 3
+
+
+class ZeroBiasLinear(nn.Linear):
+    """A linear layer whose bias starts at zero, also after ``reset_parameters``."""
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.zeros_(self.bias)
 
 
 class Mixtape(Tables, FlatHead):
@@ -64,6 +73,7 @@ class Mixtape(Tables, FlatHead):
     """
 
     name = "mixtape"
+    resizable = False
 
     own: Tensor
 
@@ -77,14 +87,22 @@ class Mixtape(Tables, FlatHead):
         gate_features: int = 64,
         latent_features: int | None = None,
         embedding: nn.Embedding | None = None,
-        **options: Any,
+        bias: bool = True,
+        bias_start: str = "unigram",
+        **options: Unpack[HeadOptions],
     ) -> None:
         features = check_int("in_features", in_features)
         features = features if embedding is None else embedding.embedding_dim
         features = features if latent_features is None else latent_features
         features = check_int("latent_features", features)
         super().__init__(
-            in_features, n_classes, embedding=embedding, weight_features=features, **options
+            in_features,
+            n_classes,
+            bias=bias,
+            embedding=embedding,
+            bias_start=bias_start,
+            weight_features=features,
+            **options,
         )
         own_gates = -(-n_classes // 10) if own_gates is None else own_gates
         own_gates = check_int("own_gates", own_gates, 0)
@@ -116,15 +134,6 @@ class Mixtape(Tables, FlatHead):
         own = self.own.sort().values
         right = (own.diff(prepend=own.new_full((1,), -1)) > 0) & (own < self.n_classes)
         check_entries("own", own, right, f"different classes in [0, {self.n_classes})")
-
-    def resize_classes(self, change: ClassChange) -> None:
-        """New classes share the gates of the infrequent ones."""
-        super().resize_classes(change)
-        kept = self.own < change.new
-        self.register_table("own", self.own[kept])
-        self.own_gates = int(kept.sum())
-        self.gate_weight = change.parameter(self.gate_weight[kept], self.gate_weight)
-        self.gate_bias = change.parameter(self.gate_bias[kept], self.gate_bias)
 
     def encode(self, hidden: Tensor) -> Tensor:
         """Concatenation of tanh(U_k h) [..., K E], tanh(Q_j h) [..., 3 G] and u_j . h [..., 3]."""

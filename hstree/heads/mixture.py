@@ -1,33 +1,25 @@
-"""Mixtures of softmaxes, of contexts, and of softmaxes that read several layers."""
+"""Mixtures of softmaxes and of contexts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._checks import check_int, check_nonnegative, check_probability, check_sequence
+from hstree._checks import check_int, check_probability
 from hstree._numerics import (
     at_least_float32,
     draw_columns,
-    input_dtype,
     log_add_exp,
-    without_ignored,
 )
-from hstree.heads.base import HeadOutput
+from hstree.heads.base import HeadOptions
 from hstree.heads.flat import FlatHead
 from hstree.heads.functions import build_function
 
-
-class ZeroBiasLinear(nn.Linear):
-    """A linear layer whose bias starts at zero, also after ``reset_parameters``."""
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        nn.init.zeros_(self.bias)
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class _Mixture(FlatHead):
@@ -36,67 +28,62 @@ class _Mixture(FlatHead):
     U_k, a_k and G start as in :class:`torch.nn.Linear`, as in the published code of MoS.
 
     Args:
-        layers: size and number of components of each part of ``hidden``; the last part gives the
-            priors.
+        in_features: number of input features, D.
         n_classes: number of classes, V.
+        components: number of components, K.
         **options: as in :class:`MixtureOfSoftmaxes`.
     """
 
-    _latent_layer: ClassVar[type[nn.Linear]] = nn.Linear
-
     def __init__(
         self,
-        layers: Sequence[tuple[int, int]],
+        in_features: int,
         n_classes: int,
         *,
+        components: int = 15,
         latent_features: int | None = None,
         latent_dropout: float = 0.0,
         function: str = "softmax",
         function_options: dict[str, Any] | None = None,
         embedding: nn.Embedding | None = None,
-        **options: Any,
+        bias: bool = True,
+        bias_start: str = "unigram",
+        **options: Unpack[HeadOptions],
     ) -> None:
-        size = layers[-1][0] if embedding is None else embedding.embedding_dim
+        size = check_int("in_features", in_features)
+        size = size if embedding is None else embedding.embedding_dim
         size = check_int("latent_features", size if latent_features is None else latent_features)
+        components = check_int("components", components)
         super().__init__(
-            sum(size for size, _ in layers),
+            in_features,
             n_classes,
+            bias=bias,
             embedding=embedding,
+            bias_start=bias_start,
             function=build_function(function, function_options),
             weight_features=size,
             **options,
         )
-        self.layers = list(layers)
-        self.n_components = sum(experts for _, experts in layers)
-        self.latent_features = size
+        self.n_components, self.latent_features = components, size
         self.latent_dropout = check_probability("latent_dropout", latent_dropout)
-        self.latent = nn.ModuleList(
-            self._latent_layer(features, experts * size) for features, experts in layers if experts
-        )
-        self.prior = nn.Linear(layers[-1][0], self.n_components, bias=False)
+        self.latent = nn.Linear(in_features, components * size)
+        self.prior = nn.Linear(in_features, components, bias=False)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        for linear in (*self.latent, self.prior):
-            linear.reset_parameters()
+        self.latent.reset_parameters()
+        self.prior.reset_parameters()
 
     def latents(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors z [..., K E] and prior logits G h [..., K]: hidden [..., D]."""
-        parts = torch.split(hidden, [features for features, _ in self.layers], dim=-1)
-        read = [part for part, (_, experts) in zip(parts, self.layers, strict=True) if experts]
-        latents = [linear(part) for linear, part in zip(self.latent, read, strict=True)]
-        latent = torch.tanh(torch.cat(latents, -1) if len(latents) > 1 else latents[0])
+        latent = torch.tanh(self.latent(hidden))
         if self.training and self.latent_dropout:
-            latent = latent * self.dropout_mask(latent)
-        return latent, self.prior(parts[-1])
-
-    def dropout_mask(self, latent: Tensor) -> Tensor:
-        """Factors for z: [1, ..., K E] for z [time, ..., K E], or [N, K E]."""
-        steps = latent[:1] if latent.dim() > 2 else latent
-        return F.dropout(torch.ones_like(steps), self.latent_dropout)
+            steps = latent[:1] if latent.dim() > 2 else latent  # the same in all steps
+            latent = latent * F.dropout(torch.ones_like(steps), self.latent_dropout)
+        return latent, self.prior(hidden)
 
     def config(self) -> dict[str, Any]:
         return self.decoder_config() | {
+            "components": self.n_components,
             "latent_features": self.latent_features,
             "latent_dropout": self.latent_dropout,
             "function": self.function.name,
@@ -180,15 +167,6 @@ class MixtureOfSoftmaxes(_SoftmaxMixture):
 
     name = "mos"
 
-    def __init__(
-        self, in_features: int, n_classes: int, *, components: int = 15, **options: Any
-    ) -> None:
-        layer = (check_int("in_features", in_features), check_int("components", components))
-        super().__init__([layer], n_classes, **options)
-
-    def config(self) -> dict[str, Any]:
-        return super().config() | {"components": self.n_components}
-
 
 class MixtureOfContexts(_Mixture):
     """P(y | h) = softmax(f(W sum_k pi_k tanh(U_k h + a_k) + b))[y], pi = softmax(G h).
@@ -214,127 +192,9 @@ class MixtureOfContexts(_Mixture):
 
     name = "moc"
 
-    def __init__(
-        self, in_features: int, n_classes: int, *, components: int = 15, **options: Any
-    ) -> None:
-        layer = (check_int("in_features", in_features), check_int("components", components))
-        super().__init__([layer], n_classes, **options)
-
     def encode(self, hidden: Tensor) -> Tensor:
         """The mixed vector sum_k pi_k z_k [..., E]."""
         latent, prior = self.latents(hidden)
         weight = at_least_float32(prior).softmax(-1).to(latent.dtype)
         shape = (*hidden.shape[:-1], self.n_components, self.latent_features)
         return torch.einsum("...k,...ke->...e", weight, latent.view(shape))
-
-    def config(self) -> dict[str, Any]:
-        return super().config() | {"components": self.n_components}
-
-
-class DOC(_SoftmaxMixture):
-    r"""Direct output connection: a mixture of softmaxes whose components read different layers.
-
-    P(y | h) = sum_j pi_j softmax(W tanh(U_j h^(layer_j) + a_j) + b)[y]. The word embedding counts
-    as a layer. The priors pi are computed from the last layer. ``latent_dropout`` drops the same
-    elements in all components.
-
-    In training mode the penalty makes the components be used equally. Each row's loss grows by
-
-    .. math::
-        \lambda (J - 1) \frac{\mathrm{var}(B)}{\mathrm{mean}(B)^2}, \qquad
-        B_{sj} = \sum_t \pi_{tsj}
-
-    for J components and all sequences s in ``hidden`` [time, ..., D], or one sequence for
-    [N, D]. The variance is the unbiased one over all numbers B. Rows that are ignored do not count.
-
-    Args:
-        in_features: sum of ``layer_sizes``; ``hidden`` is the concatenation of the layers.
-        n_classes: number of classes, V.
-        layer_sizes: size of each layer's output, first to last.
-        experts: number of components that read each layer; None: 15 for the last layer, 5 for the
-            one before it.
-        prior_penalty: coefficient of the penalty, lambda; 0.001 in the published models.
-        **options: further arguments of :class:`MixtureOfSoftmaxes`.
-
-    Example:
-        >>> import torch, hstree
-        >>> head = hstree.DOC(24, 100, layer_sizes=[8, 16], experts=[1, 3])
-        >>> layers = [torch.randn(4, 8), torch.randn(4, 16)]
-        >>> head(torch.cat(layers, dim=-1), torch.arange(4)).output.shape
-        torch.Size([4])
-
-    Source: Takase, Suzuki and Nagata, Direct output connection for a high-rank language model,
-    EMNLP 2018. The paper's penalty is lambda (std(B) / mean(B))^2 with B summed over the batch; its
-    results come from the authors' code, which has the penalty above.
-    """
-
-    name = "doc"
-    reads_layers = True
-    _latent_layer = ZeroBiasLinear
-
-    def __init__(
-        self,
-        in_features: int,
-        n_classes: int,
-        *,
-        layer_sizes: Sequence[int],
-        experts: Sequence[int] | None = None,
-        prior_penalty: float = 0.0,
-        **options: Any,
-    ) -> None:
-        given = check_sequence("layer_sizes", layer_sizes)
-        sizes = [check_int("layer_sizes", size) for size in given]
-        if sum(sizes) != in_features:
-            raise ValueError(
-                f"layer_sizes: expected sizes with the sum {in_features} (in_features), got {sizes}"
-            )
-        if experts is None:
-            experts = ([0] * len(sizes) + [5, 15])[-len(sizes) :]
-        given = check_sequence("experts", experts)
-        if len(given) != len(sizes):
-            raise ValueError(
-                f"experts: expected {len(sizes)} numbers of components, one for each layer, "
-                f"got {experts!r}"
-            )
-        experts = [check_int("experts", number, 0) for number in given]
-        if not any(experts):
-            raise ValueError(f"experts: expected at least one component, got {experts}")
-        super().__init__(list(zip(sizes, experts, strict=True)), n_classes, **options)
-        self.prior_penalty = check_nonnegative("prior_penalty", prior_penalty)
-
-    def dropout_mask(self, latent: Tensor) -> Tensor:
-        mask = super().dropout_mask(latent[..., : self.latent_features])
-        return torch.cat([mask] * self.n_components, -1)
-
-    def forward(self, hidden: Tensor, target: Tensor) -> HeadOutput:
-        output, loss = super().forward(hidden, target)
-        if self.training and self.prior_penalty:
-            ignored = target.long() == self.ignore_index
-            last = hidden[..., -self.prior.in_features :].to(input_dtype(self.prior))
-            last = without_ignored(last, ignored)
-            prior = (
-                at_least_float32(self.prior(last))
-                .softmax(-1)
-                .masked_fill(ignored.unsqueeze(-1), 0.0)
-            )
-            kept = (~ignored).to(output.dtype)
-            loss = loss + self.reduced(self.prior_penalty * imbalance(prior) * kept, kept)
-        return HeadOutput(output, loss)
-
-    def config(self) -> dict[str, Any]:
-        sizes, experts = zip(*self.layers, strict=True)
-        return super().config() | {
-            "layer_sizes": list(sizes),
-            "experts": list(experts),
-            "prior_penalty": self.prior_penalty,
-        }
-
-
-def imbalance(prior: Tensor) -> Tensor:
-    """(J - 1) var(B) / mean(B)^2, B the sums over time of priors [time, ..., J], or over the rows
-    of [N, J]; 0 if all priors are 0."""
-    components = prior.shape[-1]
-    sums = prior.sum(0) if prior.dim() > 2 else prior.reshape(-1, components).sum(0)
-    share = sums / sums.mean().clamp(min=torch.finfo(sums.dtype).tiny)
-    square = (share - share.mean()).square().sum()
-    return square * ((components - 1) / max(share.numel() - 1, 1))

@@ -21,7 +21,7 @@ from hstree.heads.adaptive import AdaptiveSoftmax
 from hstree.heads.base import METADATA_KEY, Head
 from hstree.heads.forest import ForestSoftmax
 from hstree.heads.mixtape import Mixtape
-from hstree.heads.mixture import DOC, MixtureOfContexts, MixtureOfSoftmaxes
+from hstree.heads.mixture import MixtureOfContexts, MixtureOfSoftmaxes
 from hstree.heads.sampled import SampledSoftmax
 from hstree.heads.screened import ScreenedSoftmax
 from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, SigSoftmax, Softmax
@@ -85,7 +85,6 @@ for _head in (
     MonotonicNetwork,
     MixtureOfSoftmaxes,
     MixtureOfContexts,
-    DOC,
     Mixtape,
 ):
     register_head(_head)
@@ -206,10 +205,18 @@ def head_options(name: str) -> set[str]:
         >>> "negatives" in hstree.heads.head_options("sampled")
         True
     """
-    head = head_class(name)
-    make = head.from_tokens if issubclass(head, (TreeEnsemble, ForestSoftmax)) else head
-    parameters = inspect.signature(make).parameters.values()
-    return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+    head, found = head_class(name), set[str]()
+    for base in (base for base in head.__mro__ if "__init__" in vars(base)):
+        parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+        own = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+        found |= own if base is head else own.difference(vars(base).get("for_subclasses", ()))
+        if all(each.kind is not each.VAR_KEYWORD for each in parameters):
+            break
+    if issubclass(head, (TreeEnsemble, ForestSoftmax)):
+        given = inspect.signature(head.from_tokens).parameters.values()
+        found |= {each.name for each in given if each.kind is each.KEYWORD_ONLY}
+        found -= {"trees", "vectors"}
+    return found
 
 
 def load_head(path: str | os.PathLike[str], *, embedding: HasWeight | None = None) -> Head:

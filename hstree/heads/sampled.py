@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hstree._checks import check_int
-from hstree.heads.class_sampler import ClassSampler
+from hstree.heads.class_sampler import ClassSampler, DrawOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class SampledSoftmax(ClassSampler):
@@ -96,7 +99,12 @@ class SampledSoftmax(ClassSampler):
     name = "sampled"
 
     def __init__(
-        self, in_features: int, n_classes: int, *, negatives: int = 128, **options: Any
+        self,
+        in_features: int,
+        n_classes: int,
+        *,
+        negatives: int = 128,
+        **options: Unpack[DrawOptions],
     ) -> None:
         super().__init__(
             in_features, n_classes, negatives=check_int("negatives", negatives), **options

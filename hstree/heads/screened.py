@@ -12,16 +12,15 @@ from torch import Tensor, nn
 
 from hstree._checks import check_bool, check_int, check_number, check_tensor, check_up_to
 from hstree._numerics import draw_columns, no_autocast
-from hstree.heads.base import Head
+from hstree.heads.base import Head, HeadOptions
 from hstree.heads.exclude import topk_without
 from hstree.heads.losses import mask_candidates, split_rows
-from hstree.heads.resizing import ClassChange
 from hstree.heads.tables import Tables, adopt_tables, check_entries
 from hstree.heads.tying import HasWeight, weight_to_tie
 from hstree.ops.screened_topk import BLOCK, Screened, quantize_preview, screened_topk
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 BITS = (4, 8)
 AGREEMENT = 0.998
@@ -100,7 +99,7 @@ class ScreenedSoftmax(Tables, Head):
         scale: float = 1.0,
         soft_cap: float | None = None,
         embedding: HasWeight | None = None,
-        **options: Any,
+        **options: Unpack[HeadOptions],
     ) -> None:
         super().__init__(in_features, n_classes, **options)
         self.logit_scale = check_number("scale", scale, positive=True)
@@ -376,11 +375,6 @@ class ScreenedSoftmax(Tables, Head):
 
     def _apart(self) -> Iterator[Tensor]:
         return self.parameters()
-
-    def resize_classes(self, change: ClassChange) -> None:
-        raise NotImplementedError(
-            "resized: ScreenedSoftmax is not resized; screen the resized softmax by from_linear"
-        )
 
     def config(self) -> dict[str, Any]:
         names = ("rank", "bits", "exact", "agreement", "tied", "soft_cap")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hstree.heads import functions
-from hstree.heads.flat import FlatHead
+from hstree.heads.flat import FlatHead, FlatOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Softmax(FlatHead):
@@ -43,7 +46,7 @@ class Softmax(FlatHead):
         *,
         scale: float = 1.0,
         soft_cap: float | None = None,
-        **options: Any,
+        **options: Unpack[FlatOptions],
     ) -> None:
         function = functions.Scaled(scale, soft_cap)
         plain = function.scale == 1 and function.soft_cap is None
@@ -80,7 +83,7 @@ class SigSoftmax(FlatHead):
 
     name = "sigsoftmax"
 
-    def __init__(self, in_features: int, n_classes: int, **options: Any) -> None:
+    def __init__(self, in_features: int, n_classes: int, **options: Unpack[FlatOptions]) -> None:
         super().__init__(in_features, n_classes, function=functions.SigSoftmax(), **options)
 
 
@@ -108,7 +111,13 @@ class GSS(FlatHead):
     name = "gss"
 
     def __init__(
-        self, in_features: int, n_classes: int, *, c: float = -1.5, k: float = 2.5, **options: Any
+        self,
+        in_features: int,
+        n_classes: int,
+        *,
+        c: float = -1.5,
+        k: float = 2.5,
+        **options: Unpack[FlatOptions],
     ) -> None:
         super().__init__(in_features, n_classes, function=functions.GSS(c, k), **options)
 
@@ -127,9 +136,6 @@ class PLIF(FlatHead):
         slope_learning_rate: learning rate of v in :meth:`parameter_groups`, whatever that of the
             head is.
         slope_decay: weight decay of v in :meth:`parameter_groups`.
-        mean_slope_gradient: replace the slope of each logit's interval by the mean of the K slopes
-            in the gradient with respect to the logits, for experiments. The probabilities and the
-            gradient of v stay exact.
         **options: further arguments of :class:`Softmax`.
 
     Example:
@@ -155,8 +161,7 @@ class PLIF(FlatHead):
         slope_std: float = 1.0,
         slope_learning_rate: float = 0.02,
         slope_decay: float = 0.0,
-        mean_slope_gradient: bool = False,
-        **options: Any,
+        **options: Unpack[FlatOptions],
     ) -> None:
         function = functions.PLIF(
             intervals,
@@ -165,7 +170,6 @@ class PLIF(FlatHead):
             slope_std=slope_std,
             slope_learning_rate=slope_learning_rate,
             slope_decay=slope_decay,
-            mean_slope_gradient=mean_slope_gradient,
         )
         super().__init__(in_features, n_classes, function=function, **options)
 
@@ -205,7 +209,7 @@ class MonotonicNetwork(FlatHead):
         *,
         units: int = 1000,
         intervals: int = 4096,
-        **options: Any,
+        **options: Unpack[FlatOptions],
     ) -> None:
         function = functions.MonotonicNetwork(units, intervals)
         super().__init__(in_features, n_classes, function=function, **options)

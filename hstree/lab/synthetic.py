@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from hstree._progress import Task
-from hstree.heads import Head, build_head, head_class, head_names
+from hstree.heads import Head, build_head, head_names
 from hstree.lm._arguments import Argument, positive
 from hstree.lm._pictures import legend, line_style, panels, plain
 from hstree.lm.runs import ConfigError, choose_device, parse_options
@@ -78,19 +78,16 @@ class HeadChoice:
         frequencies. Parameters are drawn from torch's generator, trees from ``seed``. Raises
         ValueError if the head does not accept these options at this size."""
         frequencies = np.rint(1e6 * targets.sum(0)).astype(np.int64)
-        options = {**self.options, "learning_rate_factor": 1.0}
         try:
             sizes = dimension, targets.shape[1]
-            return build_head(self.name, *sizes, frequencies=frequencies, seed=seed, **options)
+            return build_head(self.name, *sizes, frequencies=frequencies, seed=seed, **self.options)
         except (TypeError, ValueError) as error:
             raise ValueError(f"heads: {self.label}, D = {dimension}: {error}") from None
 
 
 def known_heads() -> list[str]:
-    """The names that :func:`choose_head` accepts: all heads that read one vector, and several
-    shapes of trees."""
-    several = {n for n in head_names() if getattr(head_class(n), "reads_layers", False)}
-    return sorted({*head_names(), *_SHAPES} - several)
+    """The names that :func:`choose_head` accepts: all heads, and several shapes of trees."""
+    return sorted({*head_names(), *_SHAPES})
 
 
 def choose_head(text: str) -> HeadChoice:
@@ -269,7 +266,7 @@ def fit_head(
     head = choice.build(dimension, targets, seed).to(device)
     context = nn.Parameter(torch.randn(len(targets), dimension).to(device))
     groups: list[dict[str, Any]] = [{"params": [context], "lr": learning_rate}]
-    groups += head.parameter_groups(learning_rate, weight_decay=0.0)
+    groups += head.parameter_groups(learning_rate, weight_decay=0.0, factor=1.0)
     optimizer = torch.optim.Adam(groups, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     step = 0

@@ -3,7 +3,6 @@ formulas."""
 
 from hstree._checks import mark_targets
 from hstree.ops.candidate_log_prob import candidate_log_prob
-from hstree.ops.cross_entropy import mixture_cross_entropy, monotone_cross_entropy
 from hstree.ops.feature_gather import feature_gather
 from hstree.ops.forest_log_prob import forest_log_prob
 from hstree.ops.leaf_order import leaf_order
@@ -14,7 +13,6 @@ from hstree.ops.piecewise import piecewise
 from hstree.ops.plif import plif, plif_table
 from hstree.ops.sample import sample
 from hstree.ops.screened_topk import Screened, quantize_preview, screened_topk
-from hstree.ops.sigmoid_sums import sigmoid_sums
 from hstree.ops.sparse_adam import sparse_adam_
 from hstree.ops.target_log_softmax import target_log_softmax
 from hstree.ops.tree_log_softmax import tree_log_softmax
@@ -32,9 +30,7 @@ __all__ = [
     "leaf_order",
     "leaf_tree_topk",
     "mark_targets",
-    "mixture_cross_entropy",
     "mixture_log_prob",
-    "monotone_cross_entropy",
     "path_log_prob",
     "piecewise",
     "plif",
@@ -42,7 +38,6 @@ __all__ = [
     "quantize_preview",
     "sample",
     "screened_topk",
-    "sigmoid_sums",
     "sparse_adam_",
     "target_log_softmax",
     "tree_log_softmax",

@@ -19,7 +19,6 @@ from hstree.ops._chunked_loss import (
     write_product,
 )
 from hstree.ops._recycled import recycled
-from hstree.ops.logit_function import LogitFunction
 
 
 class Problem(NamedTuple):
@@ -32,7 +31,6 @@ class Problem(NamedTuple):
     bias: Tensor | None  # [V]
     table: Tensor | None  # [., 2] or [., 4]
     target: Tensor  # [N], -1 for an ignored row
-    slope: Tensor | None  # [], in place of f' in the gradient of the logits
     offset: Tensor | None  # [V], added to the logits of classes other than the target
     c: float
     k: float
@@ -129,11 +127,6 @@ def _log_prob(
     """log_prob [N] from logits [N K, V]. If its gradient ``upstream`` [N] is given, the gradient of
     the logits is rounded to ``low``, or overwrites them, and the gradients of log_prior and of the
     table are returned too; ``bias`` [V]: to be added to the logits, for the op that does both."""
-    if chunk.slope is not None:
-        found = _log_prob_of_values(chunk, chunk.slope, logits, upstream, sum_table)
-        if low is not None:
-            low.copy_(logits)
-        return found
     components = chunk.latent.shape[1]
     target = chunk.target.repeat_interleave(components)
     ops, function = torch.ops.hstree, (chunk.c, chunk.k, chunk.table, chunk.radius)
@@ -157,25 +150,6 @@ def _log_prob(
         logits, responsibility.reshape(-1), target, normalizer, *function, sum_table, low
     )
     return log_prob, responsibility, grad_table
-
-
-def _log_prob_of_values(
-    chunk: Problem, slope: Tensor, logits: Tensor, upstream: Tensor | None, sum_table: bool
-) -> tuple[Tensor, Any, Any]:
-    """:func:`_log_prob` as a softmax of the values f(logits), with ``slope`` for f'."""
-    given = logits.clone()
-    logits.copy_(LogitFunction(chunk.c, chunk.k, chunk.table, chunk.radius)(given))
-    # A softmax of the values themselves: with these numbers f is the identity.
-    values = chunk._replace(c=0.0, k=1.0, table=None, slope=None)
-    log_prob, by_log_prior, _ = _log_prob(values, logits, upstream, False, None)
-    by_table = None
-    if upstream is not None:
-        if sum_table:
-            by_table = torch.ops.hstree.piecewise_backward(
-                logits, given, chunk.table, chunk.radius
-            )[1]
-        logits *= slope
-    return log_prob, by_log_prior, by_table
 
 
 def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Tensor, Gradients]:
@@ -202,7 +176,7 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
             low[:, classes:] = 0
     # The bias that the kernel for both the loss and the gradients adds.
     of_kernel = None
-    if low is not None and weight.is_cuda and problem.log_prior is None and problem.slope is None:
+    if low is not None and weight.is_cuda and problem.log_prior is None:
         of_kernel, bias = problem.bias, None
     # That of the weight is large: it takes over the memory of the step before.
     gradients = empty_gradients(problem, [want and i != 2 for i, want in enumerate(wanted)])

@@ -86,7 +86,7 @@ def forest_log_prob(
             sum of the factors. None: all 1.
         reduction: ``"none"``, ``"sum"`` or ``"mean"``.
         chunk_rows: number of rows whose V scores are held at a time; None: 128 to 256 on a CPU, and
-            on a GPU as in :func:`monotone_cross_entropy`, up to a multiple of 64.
+            on a GPU as in :func:`mixture_log_prob`, up to a multiple of 64.
 
     Returns:
         log_prob [N] and the reduced loss, in the dtype of sums: float32, or float64 for float64. A

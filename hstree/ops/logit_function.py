@@ -28,8 +28,6 @@ class LogitFunction:
         k: slope of the generalized sigsoftmax far below c, positive.
         table: coefficients, [K, 2] or [K, 4], float32 (float64 for float64 logits); None: no table.
         radius: half width of the range of the table, R: it spans [-R, R].
-        gradient_slope: a constant in place of f'(x) in the gradient with respect to the logits, a
-            tensor []; None: the gradient is exact. The gradient of the table is always exact.
 
     Raises:
         ValueError: if c is not finite, or k or the radius is not finite and positive.
@@ -45,7 +43,6 @@ class LogitFunction:
     k: float = 1.0
     table: Tensor | None = None
     radius: float = 1.0
-    gradient_slope: Tensor | None = None
 
     def __post_init__(self) -> None:
         # Comparisons, as torch.compile cannot trace math.isfinite of a symbolic float.
@@ -80,11 +77,6 @@ class LogitFunction:
 
     def __call__(self, logits: Tensor) -> Tensor:
         """f(logits), elementwise; differentiable in the logits and the table."""
-        if self.gradient_slope is not None:
-            # logits - x is 0, with derivative 1: the value is f(x), and its derivative the given
-            # slope.
-            x, exact = logits.detach(), replace(self, gradient_slope=None)
-            return exact(x) + self.gradient_slope.detach() * (logits - x)
         if self.table is not None:
             return piecewise(logits, self.table, self.radius)
         if self.k == 1:

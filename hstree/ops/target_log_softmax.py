@@ -199,10 +199,9 @@ def formula(
     k: float,
     table: Tensor | None,
     radius: float,
-    slope: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The op in torch's own operators; ``slope``: in place of f' in the gradient of the logits."""
-    function = LogitFunction(c, k, table, radius, slope)
+    """The op in torch's own operators."""
+    function = LogitFunction(c, k, table, radius)
     never = logits == -math.inf  # probability 0 for any f
     value = function(logits.masked_fill(never, 0.0)).masked_fill(never, -math.inf)
     normalizer = value.logsumexp(1)

@@ -12,18 +12,16 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hstree import _host
-from hstree._checks import check_frequencies, check_int, check_int_array, check_seed
+from hstree._checks import check_frequencies, check_int, check_seed
 from hstree._progress import Task, track
 from hstree.trees.tables import MAX_CLASSES, MAX_DEPTH
 from hstree.trees.tree import Tree
-
-Balance = Literal["mass", "count"]
 
 
 def random_tree(
@@ -109,14 +107,9 @@ def cluster_tree(
     root: int = 1,
     leaf: int = 1,
     levels: int | None = None,
-    balance: Balance = "mass",
-    max_depth: int = MAX_DEPTH,
-    iterations: int = 8,
-    feature_subset: npt.ArrayLike | None = None,
-    feature_fraction: float = 1.0,
-    projection: int = 0,
     noise: float = 0.0,
-    bootstrap: bool = False,
+    iterations: int = 8,
+    max_depth: int = MAX_DEPTH,
 ) -> Tree:
     """A tree that splits class vectors recursively by balanced 2-means, then collapsed.
 
@@ -128,9 +121,6 @@ def cluster_tree(
     mass forms a half on its own. Near ``max_depth`` the cuts move towards equal counts, so that all
     classes fit.
 
-    The vectors are randomized once per tree: first a subset of the features, then a projection,
-    then noise.
-
     Args:
         vectors: class vectors, real [V, F], finite.
         frequencies: class frequencies, real [V], finite, none negative; None or all zero counts as
@@ -139,17 +129,11 @@ def cluster_tree(
         root: width of the root, C of :meth:`Tree.collapse`.
         leaf: size of the leaf groups, G of :meth:`Tree.collapse`.
         levels: number of levels, 2, 3 or None, of :meth:`Tree.collapse`; 2 bounds the groups.
-        balance: whether the halves have equal frequency, ``"mass"``, or equal numbers of classes,
-            ``"count"``; with the latter only :meth:`Tree.collapse` uses the frequencies.
+        noise: standard deviation of noise that is added to the vectors once, relative to the root
+            mean square of their entries, so that trees of different seeds differ.
+        iterations: largest number of iterations of 2-means at a node, at least 1.
         max_depth: largest number of inner nodes on a path before collapsing, ceil(log2 V) to
             MAX_DEPTH.
-        iterations: largest number of iterations of 2-means at a node, at least 1.
-        feature_subset: features to use, int [S]; None: all.
-        feature_fraction: share of the features to use, drawn with the seed, in (0, 1].
-        projection: number of dimensions of a random projection with entries +-1; 0: none.
-        noise: standard deviation of added noise, relative to the root mean square of the entries.
-        bootstrap: whether to weight a class in the centroids by its number of hits in V draws with
-            replacement.
 
     Raises:
         TypeError: if the vectors or frequencies are not real numbers.
@@ -173,30 +157,7 @@ def cluster_tree(
         i = int(finite.argmin())
         raise ValueError(f"vectors[{i}]: expected finite float32 numbers, got {points[i]}")
     n_classes = check_int("n_classes", points.shape[0], 1, MAX_CLASSES)
-    n_features = points.shape[1]
     weight = None if frequencies is None else check_frequencies(frequencies, n_classes)
-    if balance not in ("mass", "count"):
-        raise ValueError(f"balance: expected 'mass' or 'count', got {balance!r}")
-    fraction = float(feature_fraction)
-    if not 0 < fraction <= 1:
-        raise ValueError(f"feature_fraction: expected a number in (0, 1], got {feature_fraction!r}")
-    subset = None
-    if feature_subset is not None:
-        if fraction < 1:
-            raise ValueError(
-                f"feature_subset: expected None together with feature_fraction={fraction}, got "
-                f"{feature_subset!r}"
-            )
-        subset = check_int_array("feature_subset", feature_subset, np.int32)
-        if len(subset) == 0:
-            raise ValueError("feature_subset: expected at least one feature, got none")
-        outside = (subset < 0) | (subset >= n_features)
-        if outside.any():
-            i = int(outside.argmax())
-            raise ValueError(
-                f"feature_subset[{i}]: expected a feature from 0 to {n_features - 1}, "
-                f"got {subset[i]}"
-            )
     noise = float(noise)
     if not 0 <= noise < np.inf:
         raise ValueError(f"noise: expected a finite number of at least 0, got {noise!r}")
@@ -204,14 +165,9 @@ def cluster_tree(
         points,
         weight,
         check_seed(seed),
-        balance == "mass",
-        check_int("max_depth", max_depth, (n_classes - 1).bit_length(), MAX_DEPTH),
-        check_int("iterations", iterations, 1, 2**31),
-        subset,
-        max(1, round(fraction * n_features)) if fraction < 1 else 0,
-        check_int("projection", projection, 0, 2**16),
         noise,
-        bool(bootstrap),
+        check_int("iterations", iterations, 1, 2**31),
+        check_int("max_depth", max_depth, (n_classes - 1).bit_length(), MAX_DEPTH),
     )
     with closing(Task("building a tree", 1)):
         tree = Tree._adopt(_host.cluster_tree(*arguments))

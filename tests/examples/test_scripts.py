@@ -31,9 +31,8 @@ def check(name: str, printed: str) -> None:
         assert animals > 0.9 > 0.1 > plants
     elif name == "replace_a_softmax":
         perplexity = [float(x) for x in re.findall(r"validation perplexity ([\d.]+)", printed)]
-        assert len(perplexity) == 3
+        assert len(perplexity) == 2
         assert all(1 < x < 8000 for x in perplexity)
-        assert perplexity[2] == pytest.approx(perplexity[0], rel=0.1)
     else:
         assert "TreeEnsemble(" in printed
         first, *_, last = re.findall(r"step +\d+: loss ([\d.]+)", printed)

@@ -167,7 +167,6 @@ FORMULAS: dict[str, Callable[[Any, State, Array], Array]] = {
     "monotonic": flat,
     "mos": mixture_of_softmaxes,
     "mos-plif": mixture_of_softmaxes,
-    "doc": mixture_of_softmaxes,
     "moc": mixture_of_contexts,
     "forest": forest,
     "mixtape": mixtape,

@@ -96,7 +96,6 @@ def all_calls(problem: Problem) -> list[Call]:
     forest |= {"weight": weight, "bias": None, "offset": weight[:, 0]}
     forest["cluster"] = torch.from_numpy(random.integers(0, 3, (classes, 2))).int()
     position = torch.from_numpy(problem.forest.leaf_position)
-    sums = {name: torch.randn(4) for name in "xuvb"}
     return [
         *(on_paths(problem, kind) for kind in FUNCTIONS),
         (ops.tree_log_softmax, dict(zip(names, values, strict=True)) | keywords),
@@ -110,7 +109,6 @@ def all_calls(problem: Problem) -> list[Call]:
         (ops.forest_log_prob, forest | {"target": target, "chunk_rows": 3}),
         (ops.piecewise, {"input": torch.randn(7, 2), **table}),
         (ops.plif, {"input": torch.randn(7), "slopes": torch.rand(4) + 0.1, "radius": 2.0}),
-        (ops.sigmoid_sums, sums | {"gradient_dtype": torch.float32}),
         (ops.sparse_adam_, adam),
     ]
 

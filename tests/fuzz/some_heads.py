@@ -46,7 +46,7 @@ HEAD_SETTINGS = st.builds(
     z_loss=st.sampled_from([0.0, 0.0, 1e-2]),
     seed=st.integers(0, 2**32 - 1),
 )
-NO_Z_LOSS = ("trees", "forest", "adaptive", "mos", "mos-plif", "doc")
+NO_Z_LOSS = ("trees", "forest", "adaptive", "mos", "mos-plif")
 
 
 def some_trees(n_classes: int, random: np.random.Generator) -> list[Tree]:
@@ -83,11 +83,6 @@ def special_options(setting: HeadSetting, random: np.random.Generator) -> dict[s
         if name == "mos-plif":
             return options | {"function_options": plif}
         return options | {"function": str(random.choice(["softmax", "sigsoftmax", "gss"]))}
-    if name == "doc":
-        cut = int(random.integers(1, d)) if d > 1 else d
-        sizes = [cut, d - cut] if cut < d else [d]
-        experts = [int(random.integers(0, 3)) for _ in sizes[:-1]] + [int(random.integers(1, 4))]
-        return decoder | {"embedding": None, "layer_sizes": sizes, "experts": experts}
     if name == "forest":
         gate = str(random.choice(["uniform", "constant", "context"]))
         numbers = {"n_trees": int(random.integers(1, 5)), "clusters": int(random.integers(1, 9))}

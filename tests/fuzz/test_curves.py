@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from fuzz.curves import Pieces, increasing_table
 from fuzz.scale import cases
 from fuzz.tensors import DTYPES, LAYOUTS, check_close, same_bits, sums, tensor, truth
-from fuzz.truth import sigmoid
 from hstree import ops
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -113,38 +112,3 @@ def test_plif(seed: int, dtype: torch.dtype, intervals: int, radius: float, spre
     value = ops.plif(x, slopes.detach(), radius)
     true = Pieces(truth(table), radius).value(truth(x))
     check_close("value", value, true, scale=float(rise.max()) * (intervals + 3))
-
-
-@given(
-    seed=SEEDS,
-    dtype=HIGH,
-    points=st.sampled_from([0, 1, 5, 64, 65, 200]),
-    units=st.integers(1, 40),
-    scale=st.sampled_from([0.1, 3.0, 1e4]),
-)
-@settings(max_examples=cases(20))
-def test_sigmoid_sums(seed: int, dtype: torch.dtype, points: int, units: int, scale: float) -> None:
-    random = np.random.default_rng(seed)
-    x = tensor(3 * random.standard_normal(points), dtype)
-    u, v, b = (
-        tensor(factor * random.standard_normal(units), dtype).requires_grad_()
-        for factor in (scale, 1.0, 1.0)
-    )
-    got = ops.sigmoid_sums(x, u, v, b, gradient_dtype=torch.float64)
-    arguments = truth(x)[:, None] * truth(u) + truth(b)
-    s, down = sigmoid(arguments), sigmoid(-arguments)
-    slope = s * down
-    size = units * 10.0 * (1 + scale) * max(1.0, scale)
-    check_close("value", got[0].detach(), s @ truth(v), scale=size)
-    check_close("derivative", got[1].detach(), slope @ (truth(u) * truth(v)), scale=size)
-    g, h = (tensor(random.standard_normal(points), dtype) for _ in range(2))
-    torch.autograd.backward(got, (g, h))
-    g, h = truth(g)[:, None], truth(h)[:, None]
-    bend = slope * (down - s)
-    of_argument = g * truth(v) * slope + h * truth(u) * truth(v) * bend
-    size *= 20 * max(1, points)
-    of_u = truth(x) @ of_argument + (h * slope).sum(0) * truth(v)
-    check_close("gradient of u", u.grad, of_u, scale=size)
-    of_v = (g * s).sum(0) + (h * slope).sum(0) * truth(u)
-    check_close("gradient of v", v.grad, of_v, scale=size)
-    check_close("gradient of b", b.grad, of_argument.sum(0), scale=size)

@@ -6,7 +6,6 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor
@@ -194,53 +193,6 @@ def test_mixture_log_prob(
             check_close(f"gradient of {name}", leaf.grad, expected, scale=size)
     if table is not None and dtype in (torch.float32, torch.float64):
         check_close("gradient of table", table.grad, f.table_gradient(z, of_value), scale=size)
-
-
-@given(
-    seed=SEEDS,
-    rows=st.integers(0, 12),
-    classes=st.integers(1, 30),
-    components=st.integers(1, 3),
-    ignore_index=st.sampled_from([-100, -1, 0, 5, 10**9]),
-    reduction=st.sampled_from(["none", "sum", "mean"]),
-)
-@settings(max_examples=cases(20))
-def test_cross_entropies(
-    seed: int, rows: int, classes: int, components: int, ignore_index: int, reduction: str
-) -> None:
-    random = np.random.default_rng(seed)
-    latent = torch.from_numpy(random.standard_normal((rows, components, 6)))
-    prior = torch.from_numpy(log_softmax(random.standard_normal((rows, components))))
-    weight = torch.from_numpy(random.standard_normal((classes, 6)))
-    target = random.integers(0, classes, rows)
-    target[random.random(rows) < 0.3] = ignore_index
-    options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction}
-    marked = torch.from_numpy(target)
-    of_mixture = ops.mixture_cross_entropy(latent, prior, weight, None, marked, **options)
-    of_one = ops.monotone_cross_entropy(latent[:, 0], weight, None, marked, **options)
-    kept = target != ignore_index
-    every = log_softmax(truth(latent) @ truth(weight).T)
-    safe = np.where(kept, target, 0)
-    for got, log_prob in (
-        (of_mixture, log_sum_exp(every[np.arange(rows), :, safe] + truth(prior))),
-        (of_one, every[np.arange(rows), 0, safe]),
-    ):
-        true = np.where(kept, -log_prob, 0.0)
-        if reduction != "none":
-            with np.errstate(invalid="ignore"):
-                true = true.sum() / (kept.sum() if reduction == "mean" else 1)
-        check_close("loss", got, true, scale=10.0 * (1 + rows))
-    expected = np.where(kept, target, -1)
-    np.testing.assert_array_equal(ops.mark_targets(marked, classes, ignore_index), expected)
-    if rows:
-        bad = random.choice([-1, -(2**63), classes, 2**62])
-        spoilt = marked.clone()
-        spoilt[random.integers(rows)] = int(bad)
-        if bad != ignore_index:
-            with pytest.raises(ValueError, match=rf"^target: .* got {bad}$"):
-                ops.mark_targets(spoilt, classes, ignore_index)
-            with pytest.raises(ValueError, match=r"^target: "):
-                ops.monotone_cross_entropy(latent[:, 0], weight, None, spoilt, **options)
 
 
 @given(

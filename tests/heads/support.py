@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from hstree.heads import (
-    DOC,
     GSS,
     PLIF,
     AdaptiveSoftmax,
@@ -108,9 +107,6 @@ HEADS: dict[str, Callable[..., Head]] = {
         "mos-plif", D, V, components=3, latent_features=7, function_options=PIECES, **more
     ),
     "moc": lambda **more: MixtureOfContexts(D, V, components=3, latent_features=7, **more),
-    "doc": lambda **more: DOC(
-        D, V, layer_sizes=(3, 2, 5), experts=(1, 0, 2), latent_features=6, **more
-    ),
     "mixtape": lambda **more: Mixtape(
         D, V, own_gates=15, order=ORDER, gate_features=4, latent_features=7, **more
     ),

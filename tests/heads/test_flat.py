@@ -84,12 +84,6 @@ def plif(head: Any, hidden: Tensor) -> Tensor:
     return integral(head, logits(head, hidden)).log_softmax(1)
 
 
-def plif_mean_slope(head: Any, hidden: Tensor) -> Tensor:
-    """The values of the function with the derivative of a line."""
-    x, mean = logits(head, hidden), F.softplus(head.function.v).detach().mean()
-    return (integral(head, x.detach()) + mean * (x - x.detach())).log_softmax(1)
-
-
 def monotonic(head: Any, hidden: Tensor) -> Tensor:
     f, x = head.function, logits(head, hidden)
     hidden_units = torch.sigmoid(F.softplus(f.u) * x[..., None] + f.b)
@@ -106,10 +100,6 @@ FORMULAS: dict[str, tuple[Callable[..., Head], Any]] = {
     "gss": (GSS, gss),
     "gss, c = 0.3, k = 0.5": (lambda *size, **more: GSS(*size, c=0.3, k=0.5, **more), gss),
     "plif": (lambda *size, **more: PLIF(*size, **PIECES, **more), plif),
-    "plif, mean slope": (
-        lambda *size, **more: PLIF(*size, **PIECES, mean_slope_gradient=True, **more),
-        plif_mean_slope,
-    ),
     "plif-frozen": (lambda *size, **more: build_head("plif-frozen", *size, **PIECES, **more), plif),
     "plif, one interval": (
         lambda *size, **more: PLIF(*size, intervals=1, radius=1.0, **more),

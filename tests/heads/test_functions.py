@@ -270,7 +270,6 @@ def test_network_units_and_intervals() -> None:
         ),
         ("plif", {"slope_decay": -1.0}, "slope_decay: expected a number of at least 0, got -1.0"),
         ("plif", {"slope_decay": math.nan}, "slope_decay: expected a finite number, got nan"),
-        ("plif", {"mean_slope_gradient": 1}, "mean_slope_gradient: expected True or False, got 1"),
         ("scaled", {"soft_cap": 0}, "soft_cap: expected a finite positive number, got 0"),
         ("scaled", {"scale": -1}, "scale: expected a finite positive number, got -1"),
         ("gss", {"k": 0}, "k: expected a finite positive number, got 0"),

@@ -175,7 +175,7 @@ def test_shared_gates_are_a_mixture_of_contexts() -> None:
     with torch.no_grad():
         other.weight.copy_(head.weight)
         other.bias.copy_(head.bias)
-        other.latent[0].load_state_dict(head.latent.state_dict())
+        other.latent.load_state_dict(head.latent.state_dict())
         other.prior.weight.copy_(prior[:, None] * hidden / hidden.square().sum())
     torch.testing.assert_close(other.log_prob(hidden), head.log_prob(hidden))
 

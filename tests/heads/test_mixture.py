@@ -27,7 +27,6 @@ from heads.support import (
     randomise,
 )
 from hstree.heads import (
-    DOC,
     Head,
     MixtureOfContexts,
     MixtureOfSoftmaxes,
@@ -36,8 +35,6 @@ from hstree.heads import (
     load_head,
 )
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
-
-SIZES, EXPERTS = (3, 2, 5), (1, 0, 2)
 
 
 def component(head: Any, linear: Any, k: int, hidden: Tensor) -> Tensor:
@@ -65,7 +62,7 @@ def mos(head: Any, hidden: Tensor, f: Any = lambda head, x: x) -> Tensor:
     log_prior = (hidden @ head.prior.weight.t()).log_softmax(1)
     parts = [
         log_prior[:, k, None]
-        + f(head, logits(head, component(head, head.latent[0], k, hidden))).log_softmax(1)
+        + f(head, logits(head, component(head, head.latent, k, hidden))).log_softmax(1)
         for k in range(len(head.prior.weight))
     ]
     return torch.stack(parts).logsumexp(0)
@@ -82,27 +79,10 @@ def mos_sigsoftmax(head: Any, hidden: Tensor) -> Tensor:
 def moc(head: Any, hidden: Tensor) -> Tensor:
     prior = (hidden @ head.prior.weight.t()).softmax(1)
     context: Any = sum(
-        prior[:, k, None] * component(head, head.latent[0], k, hidden)
+        prior[:, k, None] * component(head, head.latent, k, hidden)
         for k in range(len(head.prior.weight))
     )
     return logits(head, context).log_softmax(1)
-
-
-def doc(head: Any, hidden: Tensor) -> Tensor:
-    """Layers of SIZES, EXPERTS of them: one reads the first layer, none the second."""
-    first, last = hidden[:, :3], hidden[:, 5:]
-    log_prior = (last @ head.prior.weight.t()).log_softmax(1)
-    contexts = [
-        component(head, head.latent[0], 0, first),
-        component(head, head.latent[1], 0, last),
-        component(head, head.latent[1], 1, last),
-    ]
-    parts = [log_prior[:, j, None] + logits(head, z).log_softmax(1) for j, z in enumerate(contexts)]
-    return torch.stack(parts).logsumexp(0)
-
-
-def _doc(in_features: int, n_classes: int, **options: Any) -> Head:
-    return DOC(in_features, n_classes, layer_sizes=SIZES, experts=EXPERTS, **options)
 
 
 FORMULAS: dict[str, tuple[Callable[..., Head], Any]] = {
@@ -121,7 +101,6 @@ FORMULAS: dict[str, tuple[Callable[..., Head], Any]] = {
         mos_sigsoftmax,
     ),
     "moc": (lambda *size, **more: MixtureOfContexts(*size, components=3, **more), moc),
-    "doc": (_doc, doc),
 }
 every_formula = pytest.mark.parametrize("kind", FORMULAS)
 
@@ -155,9 +134,8 @@ def test_formula_tied(kind: str) -> None:
 @every_formula
 def test_bfloat16(kind: str) -> None:
     build, formula = FORMULAS[kind]
-    size = 10 if kind == "doc" else 32
     torch.manual_seed(0)
-    check_bfloat16(randomise(build(size, 200, latent_features=32), scale=0.3), formula)
+    check_bfloat16(randomise(build(32, 200, latent_features=32), scale=0.3), formula)
 
 
 @every_formula
@@ -194,7 +172,7 @@ def same(head: Head, other: Head, size: int = D) -> None:
         leaf = hidden[:, -some.in_features :].clone().requires_grad_()
         some.zero_grad()
         some(leaf, target).loss.backward()
-        names = ["weight", "bias", "prior.weight", "latent.0.weight", "latent.0.bias"]
+        names = ["weight", "bias", "prior.weight", "latent.weight", "latent.bias"]
         parameters = dict(some.named_parameters())
         got.append(
             [some.log_prob(leaf), leaf.grad[:, -size:], *(parameters[n].grad for n in names)]
@@ -218,24 +196,14 @@ def test_equal_components_are_one_softmax() -> None:
     ]
     for head in heads:
         with torch.no_grad():
-            for part in (head.latent[0].weight, head.latent[0].bias):
+            for part in (head.latent.weight, head.latent.bias):
                 part.copy_(part[:4].repeat(3, *[1] * (part.dim() - 1)))
     same(*heads)
     plain = Softmax(4, V)
     plain.load_state_dict({name: getattr(heads[0], name) for name in ("weight", "bias")})
     hidden = draw(9, D, dtype=torch.float64)
-    z = component(heads[0], heads[0].latent[0], 0, hidden)
+    z = component(heads[0], heads[0].latent, 0, hidden)
     torch.testing.assert_close(heads[0].log_prob(hidden), plain.double().log_prob(z))
-
-
-def test_doc_of_the_last_layer_is_mos() -> None:
-    head = randomise(DOC(D, V, layer_sizes=SIZES, experts=(0, 0, 3), latent_features=6))
-    other = MixtureOfSoftmaxes(5, V, components=3, latent_features=6)
-    other.load_state_dict(head.state_dict())
-    same(head, other, size=5)
-    hidden = draw(9, D, dtype=torch.float64).requires_grad_()
-    head(hidden, draw_targets(9)).loss.backward()
-    assert not hidden.grad[:, :5].any()
 
 
 def test_mos_plif_with_slopes_of_1_is_mos() -> None:
@@ -280,83 +248,7 @@ def test_frozen_slopes_in_a_mixture() -> None:
     assert not any(p is head.function.v for p in grouped)
 
 
-MIXTURES = {kind: FORMULAS[kind][0] for kind in ("mos", "moc", "doc", "mos-plif")}
-
-
-def published_penalty(prior: Tensor) -> Tensor:
-    """Of nttcslab-nlp/doc_lm: priors [time, streams, J]."""
-    sums = prior.sum(0)
-    return sums.var() * (sums.shape[1] - 1) / sums.mean() ** 2
-
-
-def test_prior_penalty_as_published() -> None:
-    """Value and gradients: the loss without it, plus the penalty."""
-    head: Any = randomise(_doc(D, V, prior_penalty=0.7)).double()
-    plain: Any = _doc(D, V).double()
-    plain.load_state_dict(head.state_dict())
-    hidden, target = draw(6, 4, D, dtype=torch.float64).requires_grad_(), draw_targets(6, 4)
-    prior = (hidden[..., 5:] @ plain.prior.weight.t()).softmax(-1)
-    expected = plain(hidden, target).loss + 0.7 * published_penalty(prior)
-    output, loss = head(hidden, target)
-    torch.testing.assert_close(loss, expected)
-    assert torch.equal(output, plain(hidden, target).output)
-    got = torch.autograd.grad(loss, [hidden, *head.parameters()])
-    wanted = torch.autograd.grad(expected, [hidden, *plain.parameters()])
-    for a, b in zip(got, wanted, strict=True):
-        torch.testing.assert_close(a, b)
-    head.eval()
-    assert torch.equal(head(hidden, target).loss, plain(hidden, target).loss)
-    assert torch.equal(head.log_prob(hidden), plain.log_prob(hidden))
-
-
-def test_prior_penalty_leaves_ignored_rows_out() -> None:
-    """Of every reduction, which adds it to each row that counts; class weights do not weigh it."""
-    weight = torch.linspace(0.5, 2, V)
-    head: Any = randomise(_doc(D, V, prior_penalty=0.3, class_weight=weight))
-    plain: Any = _doc(D, V, class_weight=weight)
-    plain.load_state_dict(head.state_dict())
-    hidden, target = draw(8, 3, D), draw_targets(8, 3)
-    target[5:], target[0, 1] = -100, -100
-    prior = (hidden[..., 5:] @ plain.prior.weight.t()).softmax(-1)
-    penalty = 0.3 * published_penalty(prior * (target != -100)[..., None])
-    for reduction, share in (("mean", 1), ("sum", 14), ("none", target != -100)):
-        head.reduction = plain.reduction = reduction
-        got, without = (some(hidden, target).loss for some in (head, plain))
-        torch.testing.assert_close(got - without, penalty * share, rtol=1e-5, atol=1e-5)
-    target.fill_(-100)
-    hidden.requires_grad_()
-    for reduction, shape in (("sum", (8, 3)), ("none", (8, 3)), ("sum", (0, 3)), ("sum", (8, 0))):
-        head.reduction = reduction
-        head.zero_grad()
-        loss = head(hidden[: shape[0], : shape[1]], target[: shape[0], : shape[1]]).loss
-        assert not loss.any()
-        loss.sum().backward()
-        assert not head.prior.weight.grad.any()
-
-
-def test_prior_penalty_of_equal_priors() -> None:
-    """None; and of one component, or of rows without time."""
-    hidden, target = draw(6, D), draw_targets(6)
-    for experts in (EXPERTS, (0, 0, 1)):
-        head: Any = DOC(D, V, layer_sizes=SIZES, experts=experts, prior_penalty=5.0)
-        with torch.no_grad():
-            head.prior.weight.zero_()
-        torch.testing.assert_close(head(hidden, target).loss, head.eval()(hidden, target).loss)
-    head = randomise(_doc(D, V, prior_penalty=1.0))
-    prior = (hidden[:, 5:] @ head.prior.weight.t()).softmax(-1)
-    penalty = published_penalty(prior[:, None])
-    share = prior.mean(0)
-    torch.testing.assert_close(penalty, 3 * (3 * (share - 1 / 3) ** 2).sum())
-    for x, y in ((hidden, target), (hidden[0], target[0])):
-        got = head.train()(x, y).loss - head.eval()(x, y).loss
-        one = published_penalty(prior[: max(1, y.numel() * y.dim()), None])
-        torch.testing.assert_close(got, one, rtol=1e-4, atol=1e-5)
-
-
-def test_prior_penalty_is_saved(tmp_path: Path) -> None:
-    _doc(D, V, prior_penalty=0.001).save(tmp_path / "head")
-    assert load_head(tmp_path / "head").config()["prior_penalty"] == 0.001
-    assert _doc(D, V).config()["prior_penalty"] == 0
+MIXTURES = {kind: FORMULAS[kind][0] for kind in ("mos", "moc", "mos-plif")}
 
 
 @pytest.mark.parametrize("kind", MIXTURES)
@@ -379,10 +271,6 @@ def test_latent_dropout_is_locked(kind: str) -> None:
     # 600 draws for each element: five standard deviations.
     deviation = math.sqrt(p * (1 - p) / 600)
     assert ((kept.mean(0) - (1 - p)).abs() < 5 * deviation).all()
-    size = head.latent_features
-    if kind == "doc":  # the same elements of all components
-        torch.testing.assert_close(kept.view(600, -1, size), kept[:, None, :size].expand(-1, 3, -1))
-        kept = kept[:, :size]
     assert ((kept.t().corrcoef() - torch.eye(kept.shape[1])).abs() < 0.25).all()  # independent
     again = head.latents(hidden)[0]
     assert not torch.equal(again, dropped)
@@ -418,63 +306,37 @@ def test_latent_dropout_of_a_loss(kind: str) -> None:
         (MixtureOfSoftmaxes, {}),
         (MixtureOfSoftmaxes, {"function": "plif"}),
         (MixtureOfContexts, {}),
-        (DOC, {"layer_sizes": SIZES}),
         (MixtureOfSoftmaxes, {"function": "gss"}),
         (MixtureOfSoftmaxes, {"function": "monotonic"}),
     ],
     ids=str,
 )
 def test_initial_values(build: Any, options: dict[str, Any]) -> None:
-    """Linear layers of torch for the latent vectors and priors; with zero biases for DOC. The
-    unigram distribution where the weight is 0."""
+    """Linear layers of torch for the latent vectors and priors. The unigram distribution where the
+    weight is 0."""
     counts = 10.0 ** np.linspace(0, 6, V)
     counts[3] = 0
     torch.manual_seed(0)
     head = build(D, V, frequencies=counts, **options)
     assert head.weight.abs().max() <= 0.1
-    for linear in (*head.latent, head.prior):
-        bound = linear.in_features**-0.5
-        assert 0.9 * bound < linear.weight.abs().max() <= bound
-    for linear in head.latent:
-        if build is DOC:
-            assert not linear.bias.any()
-        else:
-            bound = linear.in_features**-0.5
-            assert 0.9 * bound < linear.bias.abs().max() <= bound
-            assert abs(linear.bias.mean()) < 0.2 * bound
+    bound = D**-0.5
+    for values in (head.latent.weight, head.latent.bias, head.prior.weight):
+        assert 0.9 * bound < values.abs().max() <= bound
+    assert abs(head.latent.bias.mean()) < 0.2 * bound
     assert head.prior.bias is None
-    assert head.n_components == (20 if build is DOC else 15)
-    assert [linear.out_features for linear in head.latent] == (
-        [5 * 5, 15 * 5] if build is DOC else [15 * D]
-    )
+    assert head.n_components == 15
+    assert head.latent.out_features == 15 * D
     check_unigram(head, counts)
-    if build is DOC:  # also where the context is 0
-        log_prob = build(D, V, frequencies=counts, **options).log_prob(torch.zeros(D)).detach()
-        counts[3] = 0.5
-        np.testing.assert_allclose(log_prob.exp().numpy(), counts / counts.sum(), rtol=1e-5)
-
-
-def test_doc_layers() -> None:
-    assert DOC.reads_layers
-    assert not MixtureOfSoftmaxes.reads_layers
-    assert [x.in_features for x in DOC(D, V, layer_sizes=[D]).latent] == [D]
-    assert DOC(D, V, layer_sizes=[D]).n_components == 15
-    head = DOC(D, V, layer_sizes=SIZES, experts=(2, 1, 0))
-    assert [x.in_features for x in head.latent] == [3, 2]
-    assert head.prior.in_features == 5  # the last layer gives the priors, read or not
-    assert head.latent_features == 5
 
 
 def test_state_dict_names() -> None:
     """Saved files depend on them."""
-    names = ["weight", "bias", "latent.0.weight", "latent.0.bias", "prior.weight"]
+    names = ["weight", "bias", "latent.weight", "latent.bias", "prior.weight"]
     for build in (MixtureOfSoftmaxes, MixtureOfContexts):
         assert list(build(D, V).state_dict()) == names
     with_function = [*names[:2], "function.v", *names[2:]]
     options: Any = {"function": "plif", "function_options": PIECES}
     assert list(MixtureOfSoftmaxes(D, V, **options).state_dict()) == with_function
-    with_two = [*names[:4], "latent.1.weight", "latent.1.bias", "prior.weight"]
-    assert list(_doc(D, V).state_dict()) == with_two
 
 
 @pytest.mark.parametrize(
@@ -518,7 +380,6 @@ def test_state_dict_names() -> None:
             {"latent_dropout": "0.5"},
             r"latent_dropout: expected a probability in \[0, 1\), got '0.5'",
         ),
-        (DOC, {"layer_sizes": (4.0, 6.0)}, "layer_sizes: expected a whole number .*, got 4.0"),
         (MixtureOfSoftmaxes, {"function": "relu"}, "function: expected one of softmax, .*'relu'"),
         (
             MixtureOfSoftmaxes,
@@ -545,47 +406,6 @@ def test_state_dict_names() -> None:
             {"n_classes": 0},
             "n_classes: expected a whole number of at least 1, got 0",
         ),
-        (
-            DOC,
-            {"layer_sizes": (3, 6)},
-            r"layer_sizes: expected sizes with the sum 10 \(in_features\), got \[3, 6\]",
-        ),
-        (DOC, {"layer_sizes": ()}, r"layer_sizes: expected sizes with the sum 10 .*, got \[\]"),
-        (
-            DOC,
-            {"layer_sizes": (-1, 11)},
-            "layer_sizes: expected a whole number of at least 1, got -1",
-        ),
-        (
-            DOC,
-            {"layer_sizes": 10, "experts": (1, 2)},
-            "layer_sizes: expected a sequence of numbers, got 10",
-        ),
-        (
-            DOC,
-            {"layer_sizes": (4, 6), "experts": (1, 2, 3)},
-            r"experts: expected 2 numbers of components, .*, got \(1, 2, 3\)",
-        ),
-        (
-            DOC,
-            {"layer_sizes": (4, 6), "experts": (0, 0)},
-            r"experts: expected at least one component, got \[0, 0\]",
-        ),
-        (
-            DOC,
-            {"layer_sizes": (4, 6), "prior_penalty": -0.001},
-            "prior_penalty: expected a number of at least 0, got -0.001",
-        ),
-        (
-            DOC,
-            {"layer_sizes": (4, 6), "prior_penalty": "x"},
-            "prior_penalty: expected a finite number, got 'x'",
-        ),
-        (
-            DOC,
-            {"layer_sizes": (4, 6), "experts": (3, -1)},
-            "experts: expected a whole number of at least 0, got -1",
-        ),
     ],
     ids=lambda x: str(getattr(x, "__name__", x))[:40],
 )
@@ -595,12 +415,10 @@ def test_bad_options(build: Any, options: dict[str, Any], match: str) -> None:
 
 
 def test_numbers_of_numpy_are_saved(tmp_path: Path) -> None:
-    sizes = list(np.array([4, 6]))
-    head = DOC(
-        sum(sizes),
+    head = MixtureOfSoftmaxes(
+        np.int64(D),
         np.int64(V),
-        layer_sizes=sizes,
-        experts=list(np.array([1, 2])),
+        components=np.int64(2),
         latent_features=np.int32(5),
         latent_dropout=np.float32(0.5),
         function="plif",
@@ -609,7 +427,6 @@ def test_numbers_of_numpy_are_saved(tmp_path: Path) -> None:
     head.save(tmp_path / "head")
     other = load_head(tmp_path / "head")
     assert other.config() == head.config()
-    assert other.config()["layer_sizes"] == [4, 6]
 
 
 def test_sampling_costs_one_component() -> None:
@@ -631,7 +448,6 @@ def test_sampling_costs_one_component() -> None:
         pytest.param("mos", "none", marks=pytest.mark.slow),
         pytest.param("mos-plif", "mean", marks=pytest.mark.slow),
         ("moc", "none"),
-        ("doc", "mean"),
     ],
 )
 def test_a_step_holds_no_tensor_of_all_logits(
@@ -643,10 +459,7 @@ def test_a_step_holds_no_tensor_of_all_logits(
     options: dict[str, Any] = {"latent_features": 8, "reduction": reduction}
     if kind == "mos-plif":
         options["function_options"] = {"intervals": 1000}
-    if kind == "doc":
-        head: Head = DOC(D, classes, layer_sizes=SIZES, experts=(2, 2, 4), **options)
-    else:
-        head = build_head(kind, D, classes, components=components, **options)
+    head = build_head(kind, D, classes, components=components, **options)
     hidden = draw(rows, D).requires_grad_()
     target = draw_targets(rows, n_classes=classes)
     largest, most = allocations(lambda: head(hidden, target).loss.sum().backward())

@@ -46,7 +46,9 @@ def test_every_registered_head_is_tested() -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(ValueError, match=r"head: expected one of adaptive, doc, .*, trees, got 's"):
+    with pytest.raises(
+        ValueError, match=r"head: expected one of adaptive, forest, .*, trees, got 's"
+    ):
         head_class("sofmax")
 
 
@@ -69,7 +71,7 @@ def test_register(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (build_head("mine", 4, 5).name, Mine(4, 5).label_smoothing) == ("mine", 0.0)
     with pytest.raises(ValueError, match=r"name: .* got 'rough', the name of .*Mine"):
         register_head(Mine, "rough", label_smoothing=0.5, bias=False)
-    with pytest.raises(TypeError, match=r"Mine.* argument 'smoothing'; did you mean 'label_smoo"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'smoothing'"):
         build_head("rough", 4, 5, smoothing=0.1)
 
     class Other(Softmax):

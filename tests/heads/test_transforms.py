@@ -73,19 +73,6 @@ def test_per_sample_gradients(kind: str) -> None:
     check_per_sample_gradients(*problem(kind))
 
 
-def test_gradients_with_the_mean_slope() -> None:
-    """Per sample, and in forward mode, where they are not those of the function."""
-    head, hidden, target = problem("plif", mean_slope_gradient=True)
-    check_per_sample_gradients(head, hidden, target)
-    direction = draw(*hidden.shape, seed=5, dtype=torch.float64)
-    for outputs in (OUTPUTS["loss"], OUTPUTS["output"]):
-        total = lambda x, outputs=outputs: outputs(head, x, target).sum()  # noqa: E731
-        forward = jvp(total, (hidden,), (direction,))[1]
-        assert_close(forward, (grad(total)(hidden) * direction).sum(), **close)
-        numeric = (total(hidden + 1e-6 * direction) - total(hidden - 1e-6 * direction)) / 2e-6
-        assert abs(forward - numeric) > 0.01
-
-
 @pytest.mark.parametrize("kind", ["softmax", "mos", "mixtape", "trees, wide, subset, context"])
 def test_per_sample_gradients_of_other_losses(kind: str) -> None:
     head, hidden, target = problem(kind, label_smoothing=0.1, class_weight=torch.rand(37) + 0.5)

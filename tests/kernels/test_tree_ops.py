@@ -81,28 +81,6 @@ def test_wrong_ranks_leave_log_prob_and_grad_hidden_right(op: TreeOpUnderTest) -
     check_bad_ranks(op)
 
 
-@pytest.mark.parametrize(
-    "index",
-    [
-        [*range(8), *range(16, 24)],
-        [*range(8, 24)],
-        [*range(4, 20)],
-        [*range(12)],
-        [*range(7), 8, *range(16, 24)],
-        [*range(8), *range(12, 20)],
-        [*range(8), *range(15, 23)],
-    ],
-    ids=str,
-)
-def test_subsets_of_neighbours(index: list[int]) -> None:
-    """Eight neighbours are read at once only where they begin at a multiple of eight. The subsets
-    of the other trees are made of single features."""
-    batch = PATH.batch(Case("index", in_features=24, subset=len(index)), torch.bfloat16)
-    assert batch.feature_index is not None
-    batch.feature_index[0] = torch.tensor(index)
-    check_batch(PATH, batch, torch.device("cpu"))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=name_of)
 def test_leaf_op_of_one_tree_equals_wide_op(dtype: torch.dtype) -> None:
     """Where the rows of the classes are those of a tree. What both ops share is equal bit for bit;

@@ -30,7 +30,7 @@ def latents(head: Any, hidden: Tensor) -> Tensor:
     """Vectors [N, K, E] that W multiplies, from the definitions."""
     if head.name not in ("mos", "mos-plif", "moc"):
         return hidden[:, None]
-    z = torch.tanh(head.latent[0](hidden)).view(len(hidden), head.n_components, -1)
+    z = torch.tanh(head.latent(hidden)).view(len(hidden), head.n_components, -1)
     if head.name == "moc":
         z = (head.prior(hidden).softmax(1)[..., None] * z).sum(1, keepdim=True)
     return z

@@ -14,7 +14,6 @@ import scipy.stats
 import torch
 
 from hstree.__main__ import main
-from hstree.heads import head_names
 from hstree.lab import SyntheticSetting, choose_head, known_heads, synthetic_bottleneck
 from hstree.lab.synthetic import (
     HeadChoice,
@@ -195,10 +194,6 @@ def test_every_head_is_fitted(name: str) -> None:
     assert after.parameters == sum(p.numel() for p in head.parameters() if p.requires_grad)
 
 
-def test_every_registered_head_but_that_of_layers_is_known() -> None:
-    assert set(head_names()) - set(known_heads()) == {"doc"}
-
-
 def test_options_of_a_head() -> None:
     assert choose_head("mos").options == {"components": 4}
     assert choose_head("mos:components=15,latent_features=3").options == {
@@ -242,7 +237,6 @@ def test_bad_settings_are_refused_before_the_work(change: dict, message: str) ->
     ("text", "message"),
     [
         ("softmx", "heads: expected one of adaptive, forest, gss.*, got 'softmx'"),
-        ("doc", "heads: expected one of adaptive, .*, got 'doc'"),
         ("mos:components", "heads: expected NAME:KEY=VALUE,KEY=VALUE, got 'mos:components'"),
     ],
 )
@@ -309,7 +303,6 @@ def test_all_heads(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", "synthetic", *SMALL, *flags]) == 0
     out = capsys.readouterr().out
     assert all(f"\n {head} " in out for head in ("adaptive", "mixtape", "trees-wide"))
-    assert "doc" not in out
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -317,7 +310,6 @@ def test_all_heads(capsys: pytest.CaptureFixture[str]) -> None:
     ("flags", "message"),
     [
         (("--heads", "softmx"), "heads: expected one of adaptive"),
-        (("--heads", "doc"), "trees-wide, got 'doc'"),
         (("--dimensions", "2", "2"), "dimensions: expected different ones"),
         (("--processes", "0"), "--processes: expected at least 1"),
         (("--outcomes", "1"), "outcomes: expected at least 2"),

@@ -59,7 +59,6 @@ class Case:
     classes: int = 23
     in_features: int = 19
     subset: int | None = None  # None: no feature_index
-    block: int = 1  # of neighbouring features, of which the subset is made
     shape: str = "random"  # of the tree: random, chain, balanced, flat; of the leaf op also nested
     widest: int = 6
     bias: bool = True
@@ -117,13 +116,6 @@ HALF = (torch.bfloat16, torch.float16)
 BOTH = (torch.float32, torch.bfloat16)
 
 
-def subset_case(features: int, block: int) -> Case:
-    """Two tiles, the second of one row; in_features allows accesses of 16 bytes."""
-    why = f"{features} features in blocks of {block}"
-    return Case(why, rows=17, trees=1, classes=6, in_features=features + 64, subset=features,
-                block=block, dtypes=HALF)  # fmt: skip
-
-
 # The CUDA kernels take the features in chunks, rows in tiles and segments, and children in batches.
 TILES = (
     Case("16-byte accesses", rows=41, trees=2, in_features=16, subset=8),
@@ -145,7 +137,7 @@ TILES = (
     Case("width beyond the limit of segments", rows=70, trees=2, classes=4200, shape="flat",
          in_features=4, widest=4200, dtypes=(torch.float32,)),
     Case("a node of more children than a batch", classes=77, shape="flat", widest=77,
-         in_features=64, subset=32, block=16, dtypes=DTYPES),
+         in_features=64, subset=32, dtypes=DTYPES),
     Case("balanced tree, no row ignored", trees=2, classes=32, shape="balanced", in_features=16,
          ignored=0.0, dtypes=BOTH),
     Case("several blocks of columns, part of a group of four", rows=70, trees=1, in_features=300,
@@ -156,12 +148,14 @@ TILES = (
     Case("more nodes in a tile than one group of items", rows=64, trees=1, classes=900,
          in_features=5, ignored=0.0, dtypes=DTYPES),
     Case("more nodes in a tile than a batch, 16-byte accesses", rows=32, trees=1, classes=300,
-         in_features=40, subset=32, block=8, dtypes=(torch.float32, *HALF)),
-    # One, two and four chunks where they go through shared memory.
-    *(subset_case(features, block) for features in (64, 1024, 1152, 2048) for block in (1, 16)),
-    Case("blocks of 16 in rows that are not aligned", rows=17, trees=1, in_features=197, subset=96,
-         block=16, dtypes=HALF),
-    Case("blocks of 4", in_features=64, subset=32, block=4, dtypes=HALF),
+         in_features=40, subset=32, dtypes=(torch.float32, *HALF)),
+    # One, two and four chunks where they go through shared memory. Two tiles, one of a single row.
+    *(
+        Case(f"{features} features", rows=17, trees=1, classes=6, in_features=features + 64,
+             subset=features, dtypes=HALF)
+        for features in (64, 1024, 1152, 2048)
+    ),
+    Case("rows that are not aligned", rows=17, trees=1, in_features=197, subset=96, dtypes=HALF),
 )  # fmt: skip
 
 
@@ -415,12 +409,11 @@ class TreeOpUnderTest:
         features = case.in_features if case.subset is None else case.subset
         index = None
         if case.subset is not None:
-            blocks, taken = case.in_features // case.block, features // case.block
             drawn = [
-                np.sort(random.choice(blocks, taken, replace=False)) for _ in range(case.trees)
+                np.sort(random.choice(case.in_features, features, replace=False))
+                for _ in range(case.trees)
             ]
-            first = case.block * np.stack(drawn)[:, :, None] + np.arange(case.block)
-            index = torch.tensor(first.reshape(case.trees, -1), dtype=torch.int32)
+            index = torch.tensor(np.stack(drawn), dtype=torch.int32)
         target = draw_target(case, random)
 
         def draw(*size: int) -> Tensor:

@@ -230,62 +230,12 @@ def test_gradcheck(name: str, reduction: str) -> None:
     assert torch.autograd.gradcheck(loss, leaves, fast_mode=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "components", "reduction", "chunk_rows"),
-    [
-        ("plif", 1, "mean", 4),
-        ("plif", K, "mean", 1000),
-        ("plif", K, "none", 4),
-        ("gss", 1, "sum", 4),
-    ],
-)
-def test_gradient_slope(
-    name: str, components: int, reduction: str, chunk_rows: int, device: torch.device
-) -> None:
-    """The gradient of the values f times the slope is that of the logits; all others are exact."""
-    given, function = arguments(components, device), on(device, name)
-    target, slope = targets(device), torch.tensor(0.6, dtype=torch.float64, device=device)
-    latent, log_prior, weight, bias = given.values()
-    made = LogitFunction(**function, gradient_slope=slope)
-    log_prob, loss = mixture_log_prob(
-        *given.values(), target, made, reduction=reduction, chunk_rows=chunk_rows
-    )
-    logits = F.linear(latent, weight, bias)
-    value = LogitFunction(**function)(logits.detach())
-    leaf = value.detach().requires_grad_()
-    prior = torch.zeros(N, 1, device=device) if log_prior is None else log_prior
-    every = (prior[..., None] + leaf.log_softmax(-1)).logsumexp(1)
-    expected = every.gather(1, target.clamp(min=0)[:, None])[:, 0].masked_fill(target < 0, 0)
-    right_loss = -expected.sum() / ((target >= 0).sum() if reduction == "mean" else 1)
-    torch.testing.assert_close(log_prob, expected)
-    torch.testing.assert_close(loss.sum() if reduction == "none" else loss, right_loss)
-    assert torch.equal(made(logits), LogitFunction(**function)(logits))
-
-    upstream = draw(N, seed=7).to(device)
-    for by_row, by_loss in ((0, 1), (1, 0), (1, 2)):
-        total = by_row * (upstream * log_prob).sum() + by_loss * loss.sum()
-        wanted = by_row * (upstream * expected).sum() + by_loss * right_loss
-        by_value = gradients(wanted, [leaf])[0]
-        got = gradients(total, [latent, weight, bias, log_prior, function.get("table")])
-        right = list(
-            torch.autograd.grad(logits, [latent, weight, bias], slope * by_value, retain_graph=True)
-        )
-        if log_prior is not None:
-            right += gradients(wanted, [log_prior])
-        if "table" in function:
-            right += torch.autograd.grad(value, function["table"], by_value, retain_graph=True)
-        for a, b in zip(got, right, strict=True):
-            torch.testing.assert_close(a, b)
-
-
 @pytest.mark.parametrize(("name", "components"), [("softmax", 1), ("gss", 2), ("plif", 2)])
 def test_opcheck(name: str, components: int, device: torch.device) -> None:
     given, function = arguments(components, device), on(device, name)
     made = LogitFunction(**function)
-    slope = torch.tensor(0.7, dtype=torch.float64, device=device)
     offset = torch.linspace(-1, 1, V, dtype=torch.float64, device=device)
-    of_classes = (slope, None) if name == "plif" else (None, offset)
-    scalars = (*of_classes, made.c, made.k, made.radius, 10)
+    scalars = (None if name == "plif" else offset, made.c, made.k, made.radius, 10)
     tensors = [*given.values(), made.table]
     present = [t is not None for t in tensors]
     weight = torch.linspace(0, 2, N, dtype=torch.float64, device=device)

@@ -31,7 +31,6 @@ from hstree.ops import (
     path_log_prob,
     piecewise,
     plif_table,
-    sigmoid_sums,
     sparse_adam_,
     target_log_softmax,
     tree_topk,
@@ -210,21 +209,13 @@ def of_all_classes(*shapes: str, groups: bool = False) -> Subject:
     return Subject(call, plain, torch.zeros(ROWS), batch.leaves, rows)
 
 
-def sums_of_sigmoids(x: Tensor, u: Tensor, v: Tensor, b: Tensor) -> list[Tensor]:
-    """A unit at a time: v sigma(z), and u v sigma(z) sigma(-z)."""
-    z = [x * u[i] + b[i] for i in range(len(u))]
-    value = [v[i] * z[i].sigmoid() for i in range(len(u))]
-    slope = [u[i] * v[i] * z[i].sigmoid() * (-z[i]).sigmoid() for i in range(len(u))]
-    return [sum(value[1:], value[0]), sum(slope[1:], slope[0])]
-
-
 def subjects() -> dict[str, Subject]:
     index = torch.tensor([[0, 2], [1, 2]], dtype=torch.int32)
     slopes = draw(5, seed=4).exp()
     linear = LogitFunction.plif(slopes, 2.0).table
     assert linear is not None
     cubic = torch.cat([linear, 0.1 * draw(5, 2, seed=6)], 1)
-    nothing, knots = torch.zeros(ROWS), torch.linspace(-3, 3, 70, dtype=torch.float64)
+    nothing = torch.zeros(ROWS)
     return {
         "path_log_prob": on_paths(PATH),
         "path_log_prob, all features, no bias": on_paths(
@@ -278,13 +269,6 @@ def subjects() -> dict[str, Subject]:
             (slopes,),
             (None,),
             twice=True,
-        ),
-        "sigmoid_sums": Subject(
-            lambda _, *uvb: torch.stack(sigmoid_sums(knots, *uvb, gradient_dtype=torch.float64)),
-            lambda _, *uvb: torch.stack(sums_of_sigmoids(knots, *uvb)),
-            nothing,
-            (draw(3).exp(), draw(3, seed=1), draw(3, seed=2)),
-            (None, None, None),
         ),
         "tree_log_softmax": of_all_classes("random", "random", "random"),
         "leaf_tree_log_softmax": of_all_classes("random", "levels", groups=True),
@@ -629,18 +613,6 @@ def test_sparse_adam_is_not_transformed() -> None:
     rule = {"step": 1, "lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8}
     with pytest.raises(NotImplementedError, match="hstree::sparse_adam_: writes into"):
         vmap(lambda weight: sparse_adam_(weight, *moments, index, values, **rule))(weight[None])
-
-
-def test_constants_of_sigmoid_sums() -> None:
-    x, one = draw(3), draw(2)
-    for wrong, message in (
-        ((x.requires_grad_(), one, one, one), "x: expected constants"),
-        ((x.detach()[None], one, one, one), r"x: expected shape \[P\], got \(1, 3\)"),
-        ((x.detach(), one, one[:1], one), r"v: expected shape \[2\] .*, got \(1,\)"),
-        ((x.detach(), one, one, one.float()), "b: expected .*float64, got .*float32"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            sigmoid_sums(*wrong, gradient_dtype=torch.float64)
 
 
 def topk_arguments() -> tuple[Any, ...]:

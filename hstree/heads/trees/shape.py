@@ -25,11 +25,11 @@ MANY_CLASSES = 1 << 16
 FLAT_CLASSES = 1024
 TWO_LEVEL_CLASSES = 12_000
 GROUP = 16
+USUAL_ROOT = 256
 
 BUILD_TREES = (
     "to build trees from class counts call TreeEnsemble.from_counts(in_features, counts), from a "
-    "text from_tokens, from features and labels from_features, from a trained softmax from_linear; "
-    "the number of trees is their n_trees"
+    "text from_tokens, from class vectors from_vectors; the number of trees is their n_trees"
 )
 
 
@@ -69,7 +69,6 @@ class TreeShape:
         root: int | None = None,
         leaf: int | None = None,
         levels: int | None = None,
-        usual_root: int = 256,
     ) -> Self:
         """The values given, and defaults for None.
 
@@ -93,7 +92,6 @@ class TreeShape:
             n_classes: number of classes, V.
             sparse: whether the gradients are row-sparse.
             n_trees, root, leaf, levels: values of the shape.
-            usual_root: what the default of ``root`` has in place of 256.
         """
         flat = n_classes <= FLAT_CLASSES
         if n_trees is None:
@@ -102,7 +100,7 @@ class TreeShape:
             root = n_classes
         elif root is None:
             square_root = 1 << ((n_classes - 1).bit_length() + 1) // 2
-            root = max(1, min(max(usual_root, square_root), n_classes // 4))
+            root = max(1, min(max(USUAL_ROOT, square_root), n_classes // 4))
         if leaf is None and levels is None and root > 2:
             if sparse and n_classes > TWO_LEVEL_CLASSES:
                 leaf = GROUP
@@ -194,25 +192,15 @@ def _what(trees: Any) -> str:
     return f"a {name}"
 
 
-def draw_subsets(
-    n_trees: int, in_features: int, subset_size: int, subset_block: int, seed: int
-) -> Tensor | None:
+def draw_subsets(n_trees: int, in_features: int, subset_size: int, seed: int) -> Tensor | None:
     """Features of each tree, int32 [T, S], increasing; None if S = D.
 
     Raises:
-        ValueError: for sizes out of range.
+        ValueError: for a size out of range.
     """
     check_int("subset_size", subset_size, 1, in_features)
-    check_int("subset_block", subset_block)
-    if in_features % subset_block or subset_size % subset_block:
-        raise ValueError(
-            f"subset_block: expected a divisor of in_features ({in_features}) and of "
-            f"subset_size ({subset_size}), got {subset_block}"
-        )
     if subset_size == in_features:
         return None
     random = np.random.default_rng(seed)
-    blocks, taken = in_features // subset_block, subset_size // subset_block
-    drawn = np.stack([np.sort(random.permutation(blocks)[:taken]) for _ in range(n_trees)])
-    features = drawn[:, :, None] * subset_block + np.arange(subset_block)
-    return torch.tensor(features.reshape(n_trees, subset_size), dtype=torch.int32, device="cpu")
+    drawn = [np.sort(random.permutation(in_features)[:subset_size]) for _ in range(n_trees)]
+    return torch.tensor(np.stack(drawn), dtype=torch.int32, device="cpu")

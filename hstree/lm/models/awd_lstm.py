@@ -64,8 +64,6 @@ class AWDLSTM(nn.Module):
         hidden_size: size of every layer except the last.
         layers: number of LSTM layers.
         context_size: size of the last layer; None: ``hidden_size``.
-        all_layers: whether h is the concatenation of x_0 .. x_layers, for heads that read several
-            layers (``Head.reads_layers``).
         dropout: probability of dropping an element of the last layer's output, locked.
         dropout_input: probability of dropping an element of the embedded words, locked.
         dropout_hidden: probability of dropping an element of the output of the other layers,
@@ -106,7 +104,6 @@ class AWDLSTM(nn.Module):
         layers: int = 1,
         *,
         context_size: int | None = None,
-        all_layers: bool = False,
         dropout: float = 0.0,
         dropout_input: float = 0.0,
         dropout_hidden: float = 0.0,
@@ -123,7 +120,6 @@ class AWDLSTM(nn.Module):
         if context_size is None:
             context_size = hidden_size
         self.context_size = check_int("context_size", context_size)
-        self.all_layers = all_layers
         self.dropout = check_probability("dropout", dropout)
         self.dropout_input = check_probability("dropout_input", dropout_input)
         self.dropout_hidden = check_probability("dropout_hidden", dropout_hidden)
@@ -146,7 +142,7 @@ class AWDLSTM(nn.Module):
     @property
     def out_features(self) -> int:
         """Size of the hidden vectors, D."""
-        return sum(self.layer_sizes) if self.all_layers else self.context_size
+        return self.context_size
 
     def initial_state(self, batch_size: int) -> State:
         """Zero state of ``batch_size`` streams: for each layer two tensors [1, B, size]."""
@@ -169,16 +165,14 @@ class AWDLSTM(nn.Module):
         if state is None:
             state = self.initial_state(tokens.shape[1])
         self._check_state(state, tokens.shape[1])
-        outputs = [_locked_dropout(self._embed(tokens), self.dropout_input, self.training)]
+        output = _locked_dropout(self._embed(tokens), self.dropout_input, self.training)
         after: list[tuple[Tensor, Tensor]] = []
         dropouts = [self.dropout_hidden] * (self.layers - 1) + [self.dropout]
         for lstm, before, dropout in zip(self.lstms, state, dropouts, strict=True):
-            raw, last = _run(lstm, outputs[-1], before, self.weight_dropout)
-            outputs.append(_locked_dropout(raw, dropout, self.training))
+            raw, last = _run(lstm, output, before, self.weight_dropout)
+            output = _locked_dropout(raw, dropout, self.training)
             after.append(last)
-        dropped = outputs[-1]
-        hidden = torch.cat(outputs, dim=-1) if self.all_layers else dropped
-        return BackboneOutput(hidden, tuple(after), raw, dropped)
+        return BackboneOutput(output, tuple(after), raw, output)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         embedded: Tensor = self.embedding(tokens)

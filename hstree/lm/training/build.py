@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hstree.heads import Head, build_head, head_class, head_options
+from hstree.heads import Head, build_head, head_options
 from hstree.heads.tying import TyingError
 from hstree.lm.data import Corpus, CorpusStatistics
 from hstree.lm.models import AWDLSTM, LanguageModel
@@ -19,7 +19,6 @@ def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistic
         ConfigError: the head does not accept the given options, or cannot be tied.
         ValueError: the head is unknown, or an option has a value that the head rejects.
     """
-    head_type = head_class(config.head)
     torch.manual_seed(config.seed)
     backbone = AWDLSTM(
         n_classes,
@@ -27,7 +26,6 @@ def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistic
         config.hidden_size,
         config.layers,
         context_size=config.context_size,
-        all_layers=head_type.reads_layers,
         dropout=config.dropout,
         dropout_input=config.dropout_input,
         dropout_hidden=config.dropout_hidden,
@@ -36,7 +34,6 @@ def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistic
         embedding_noise=config.embedding_noise,
         sparse_embedding=config.sparse_embedding,
     )
-    layers = {"layer_sizes": backbone.layer_sizes} if head_type.reads_layers else {}
     if config.tied and "embedding" not in head_options(config.head):
         raise ConfigError(f"--tied: the head {config.head!r} cannot be tied to the word embeddings")
     try:
@@ -48,7 +45,6 @@ def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistic
             tokens=statistics.tokens,
             embedding=backbone.embedding if config.tied else None,
             seed=config.seed,
-            **layers,
             **config.head_options(),
         )
     except TypeError as error:

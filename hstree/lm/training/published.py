@@ -11,9 +11,6 @@ SOURCES = {
     "MoS code": "defaults of main.py in https://github.com/zihangdai/mos",
     "MoS README": "commands in the README of https://github.com/zihangdai/mos (Yang, Dai, "
     "Salakhutdinov and Cohen, Breaking the softmax bottleneck, ICLR 2018)",
-    "DOC code": "defaults of main.py in https://github.com/nttcslab-nlp/doc_lm",
-    "DOC README": "commands in the README of https://github.com/nttcslab-nlp/doc_lm (Takase, "
-    "Suzuki and Nagata, Direct output connection for a high-rank language model, EMNLP 2018)",
     "study": "Parthiban, Mao and Inkpen, On the softmax bottleneck of recurrent language models, "
     "AAAI 2021, and its code, https://github.com/quettabit/awd-lstm-lmkit",
     "study, Table 6": "Table 6 in the supplement of Parthiban, Mao and Inkpen, On the softmax "
@@ -106,27 +103,6 @@ _MIXTURE = {
 }
 _MIXTURE["wt2"] |= _from("study, Table 6", seed=1881)
 
-_EXPERTS = _from(
-    "DOC README",
-    epochs=500,
-    nonmono=60,
-    experts=[0, 0, 5, 15],
-    latent_dropout=0.6,
-    prior_penalty=0.001,
-)
-_DOC = {
-    "ptb": _AWD_LSTM
-    | _TIED
-    | _from("DOC code", bptt_margin=40)
-    | _sizes("DOC README", 280, 960, 620, 0.4, 0.225, 20.0, 12, 28)
-    | _EXPERTS,
-    "wt2": _AWD_LSTM
-    | _TIED
-    | _sizes("DOC README", 300, 1150, 650, 0.55, 0.2, 15.0, 15, 1882)
-    | _from("DOC README", accumulate=3, bptt_margin=20)
-    | _EXPERTS,
-}
-
 _GSS = {"ptb": _from("study", c=-1.5, k=2.5), "wt2": _from("study", c=-1.5, k=3.0)}
 _RANDOM_SLOPES = {"intervals": 100_000, "radius": 20.0, "slope_std": 1.0}
 _SLOPES = {**_RANDOM_SLOPES, "slope_learning_rate": 0.02, "slope_decay": 1.2e-6}
@@ -138,7 +114,7 @@ _MOS_PLIF = {
 }
 _GATES = _from("hstree", gate_features=64)
 _MIXTAPE = {"ptb": _MOS["ptb"] | _GATES, "wt2": _assumed(_MOS["wt2"]) | _GATES}
-_TREES = _from("hstree", n_trees=4, root=1024, gate="context", relearn_trees=(2,))
+_TREES = _from("hstree", n_trees=4, root=1024, gate="context")
 
 
 def _heads(corpus: str) -> dict[str, Values]:
@@ -153,7 +129,6 @@ def _heads(corpus: str) -> dict[str, Values]:
         "moc": _MIXTURE[corpus],
         "mos-plif": _MOS_PLIF[corpus],
         "mixtape": _MIXTAPE[corpus],
-        "doc": _DOC[corpus],
         "trees": _SOFTMAX[corpus] | _TREES,
     }
 

@@ -242,16 +242,13 @@ class Calls(TorchDispatchMode):
 def test_calls_of_a_step() -> None:
     """Of four trees with shared leaves; docs/gpu.md states the numbers."""
     head = TreeEnsemble.from_counts(D, 10_000 / torch.arange(1, 2001), root=32)
-    hidden, target, found = draw(100, D).requires_grad_(), torch.arange(100), []
-    for head._watch.batches in (0, 1000):  # the loss is watched in the first 1,000 batches
-        head.zero_grad()
-        hidden.grad = None
-        with Calls() as forward:
-            loss = head(hidden, target).loss
-        with Calls() as backward:
-            loss.backward()
-        found += [forward.number, backward.number]
-    assert all(np.less_equal(found, [45, 22, 38, 22])), found
+    hidden, target = draw(100, D).requires_grad_(), torch.arange(100)
+    with Calls() as forward:
+        loss = head(hidden, target).loss
+    with Calls() as backward:
+        loss.backward()
+    assert forward.number <= 38
+    assert backward.number <= 22
 
 
 @pytest.mark.parametrize("subset", [None, 4])
@@ -437,112 +434,6 @@ def test_feature_subsets() -> None:
     assert ensemble(subset_size=D).layout.feature_index is None
 
 
-def test_feature_subsets_of_blocks() -> None:
-    """Whole blocks, each at a multiple of its size; a head saved before there were blocks loads."""
-    head = ensemble(n_trees=20, subset_size=6, subset_block=2)
-    index = head.layout.feature_index
-    assert index.shape == (20, 6)
-    assert (index[:, ::2] % 2 == 0).all()
-    assert torch.equal(index[:, 1::2], index[:, ::2] + 1)
-    assert (index.diff() > 0).all()
-    assert len({tuple(row) for row in index.tolist()}) > 5
-    assert torch.equal(
-        ensemble(n_trees=20, subset_size=6, subset_block=2).layout.feature_index, index
-    )
-    tensors = head.state_dict()
-    again = TreeEnsemble.from_config(head.config(), tensors)
-    assert again.subset_block == 2
-    assert torch.equal(again.layout.feature_index, index)
-    older = ensemble(n_trees=2, subset_size=6)
-    config = older.config()
-    del config["subset_block"]
-    loaded = TreeEnsemble.from_config(config, older.state_dict())
-    assert torch.equal(loaded.layout.feature_index, older.layout.feature_index)
-
-
-def softmax(bias: bool = True, seed: int = 0) -> torch.nn.Linear:
-    torch.manual_seed(seed)
-    linear = torch.nn.Linear(D, V, bias)
-    torch.nn.init.normal_(linear.weight)
-    if bias:
-        torch.nn.init.normal_(linear.bias)
-    return linear.requires_grad_(False)
-
-
-FROM_LINEAR: dict[str, dict[str, Any]] = {
-    "binary": {},
-    "wide root": {"shape": (6, 1)},
-    "groups of leaves": {"shape": (6, 5), "n_trees": 3, "gate": "context"},
-    "subset": {"n_trees": 2, "subset_size": 4, "sparse": True},
-}
-
-
-@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
-@pytest.mark.parametrize("name", FROM_LINEAR)
-def test_from_linear_is_the_softmax_to_first_order(name: str, bias: bool) -> None:
-    """At a hidden vector, where value and derivative are those of the softmax; a tree over a subset
-    has the value and the derivatives of its features."""
-    options = dict(FROM_LINEAR[name])
-    built = trees("cluster", options.pop("n_trees", 1), *options.pop("shape", (1, 1)))
-    linear, at = softmax(bias), draw(D)
-    head = TreeEnsemble.from_linear(linear, built, tied=False, at=at, **options).double()
-    truth = copy.deepcopy(linear).double()
-    at = at.double()
-    expected = truth(at).log_softmax(0)
-    got = head.log_prob(at[None])[0]
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-    derivative = torch.autograd.functional.jacobian(lambda h: head.log_prob(h[None])[0], at)
-    wanted = torch.autograd.functional.jacobian(lambda h: truth(h).log_softmax(0), at)
-    if head.layout.feature_index is not None:
-        of_tree = [
-            wanted.new_zeros(D).index_fill(0, i.long(), 1.0) for i in head.layout.feature_index
-        ]
-        wanted = wanted * torch.stack(of_tree).mean(0)
-    torch.testing.assert_close(derivative, wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_from_linear_where_it_is_exact() -> None:
-    """A root over all classes; groups of equal vectors below a root over the groups."""
-    linear, hidden = softmax(), draw(9, D)
-    flat = TreeEnsemble.from_linear(linear, trees(root=V))
-    torch.testing.assert_close(flat.log_prob(hidden), linear(hidden).log_softmax(1))
-    tree = Tree.from_nested(tuple(tuple(range(c, min(c + 5, V))) for c in range(0, V, 5)))
-    linear.weight.data.copy_(linear.weight[torch.arange(V) // 5 * 5])
-    for at in (None, draw(D)):
-        head = TreeEnsemble.from_linear(linear, [tree], at=at)
-        torch.testing.assert_close(head.log_prob(hidden), linear(hidden).log_softmax(1))
-
-
-def test_from_linear_with_improbable_classes() -> None:
-    """Far below what a float holds: finite vectors, and the probable classes as they are."""
-    linear = softmax()
-    linear.bias.data[::2] = -5000.0
-    head = TreeEnsemble.from_linear(linear, trees("cluster", root=6))
-    assert all(parameter.isfinite().all() for parameter in head.parameters())
-    hidden = torch.zeros(1, D)
-    expected = linear(hidden).log_softmax(1)[:, 1::2]
-    torch.testing.assert_close(head.log_prob(hidden)[:, 1::2], expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"at": torch.zeros(3)}, r"at: expected shape \[10\], got \[3\]"),
-        ({"node_vectors": "free"}, "node_vectors: expected one of leaves, got 'free'"),
-        (
-            {"node_vectors": "shared", "tied": False},
-            "node_vectors: expected one of free, leaves, got 'shared'",
-        ),
-        ({"embedding": None}, "embedding: expected no such option, .* got None"),
-        ({"trees": [random_tree(V - 1)]}, r"trees\[0\]: expected 37 classes, got 36"),
-    ],
-    ids=str,
-)
-def test_bad_from_linear(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        TreeEnsemble.from_linear(softmax(), **({"trees": trees()} | options))
-
-
 def test_device_moves(device: torch.device) -> None:
     """Tables and levels follow the module; results are those of the CPU."""
     for node_vectors in ("free", "leaves"):
@@ -580,15 +471,9 @@ def bad(**options: Any) -> Any:
         bad(match="subset_size: expected a whole number from 1 to 10, got 0", subset_size=0),
         bad(match="subset_size: expected a whole number from 1 to 10, got 11", subset_size=11),
         bad(match="subset_size: expected a whole number from 1 to 10, got '4'", subset_size="4"),
-        bad(match="subset_block: expected a whole .* got None", subset_size=4, subset_block=None),
         bad(match="seed: expected a whole number .* got -1", seed=-1),
         bad(match="sparse: expected True or False, got 1", sparse=1),
         bad(match="embedding: expected a module with a weight", embedding=3, node_vectors="leaves"),
-        bad(match=r"subset_block: expected a divisor of in_features \(10\) and of subset_size "
-            r"\(4\), got 5", subset_size=4, subset_block=5),
-        bad(match=r"subset_block: .*in_features \(10\) and of subset_size \(8\), got 4",
-            subset_size=8, subset_block=4),
-        bad(match="subset_block: expected a whole .* got 0", subset_size=4, subset_block=0),
         bad(match="gate: expected one of uniform, constant, context, got 'x'", gate="x"),
         bad(match="node_vectors: expected one of free, leaves, got 'shared'",
             node_vectors="shared"),

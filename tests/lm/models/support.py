@@ -9,7 +9,7 @@ from heads.support import HEADS, D, V, make
 
 from hstree.lm.models import AWDLSTM, LanguageModel
 
-KINDS = ["softmax", "plif", "monotonic", "mos", "doc", "mixtape", "adaptive", "trees, sparse"]
+KINDS = ["softmax", "plif", "monotonic", "mos", "mixtape", "adaptive", "trees, sparse"]
 """Heads that differ in how they compute probabilities and gradients."""
 
 DROPOUTS: dict[str, Any] = {
@@ -25,16 +25,7 @@ DROPOUTS: dict[str, Any] = {
 def language_model(kind: str = "softmax", seed: int = 0, **options: Any) -> LanguageModel:
     """A model of V classes with random weights, in training mode."""
     torch.manual_seed(seed)
-    sizes, all_layers = (3, 2, 5) if kind == "doc" else (D, 6, D), kind == "doc"
-    backbone = AWDLSTM(
-        V,
-        sizes[0],
-        sizes[1],
-        layers=2,
-        context_size=sizes[2],
-        all_layers=all_layers,
-        **DROPOUTS,
-    )
+    backbone = AWDLSTM(V, D, 6, layers=2, context_size=D, **DROPOUTS)
     with torch.no_grad():
         for parameter in backbone.parameters():
             parameter.normal_(0.0, 0.5)

@@ -11,14 +11,15 @@ import sys
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree.lm.models import AWDLSTM, BackboneOutput, activation_penalty, detach
-from hstree.lm.models.awd_lstm import _one_block
+from hstree.lm.models import AWDLSTM, BackboneOutput, activation_penalty, awd_lstm, detach
+from hstree.lm.models.awd_lstm import _one_block, _run
 
 V = 11
 EVERY_DROPOUT = {
@@ -66,6 +67,19 @@ def masks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return drawn
 
 
+def read_by_layers(backbone: AWDLSTM, tokens: Tensor) -> list[Tensor]:
+    """What each layer reads in a window, and the hidden vectors."""
+    read: list[Tensor] = []
+
+    def run(lstm: nn.LSTM, input: Tensor, *rest: Any) -> Any:
+        read.append(input)
+        return _run(lstm, input, *rest)
+
+    with patch.object(awd_lstm, "_run", run):
+        hidden = backbone(tokens).hidden
+    return [*read, hidden]
+
+
 @pytest.mark.parametrize("context_size", [None, 7, 4])
 @pytest.mark.parametrize("layers", [1, 3])
 def test_layers_one_after_the_other(layers: int, context_size: int | None) -> None:
@@ -94,14 +108,6 @@ def test_layers_one_after_the_other(layers: int, context_size: int | None) -> No
         torch.testing.assert_close(found, every_layer[..., -sizes[-1] :])
     torch.testing.assert_close(output.state, tuple((h[None], c[None]) for h, c in state))
 
-    reader = AWDLSTM(V, 5, 7, layers, context_size=context_size, all_layers=True).eval()
-    reader.load_state_dict(backbone.state_dict())
-    assert reader.layer_sizes == sizes
-    assert reader.out_features == sum(sizes)
-    output = reader(tokens, start)
-    torch.testing.assert_close(output.hidden, every_layer)
-    torch.testing.assert_close(output.raw, every_layer[..., -sizes[-1] :])
-
 
 def test_equal_layers_are_those_of_one_lstm() -> None:
     """A seed gives the weights and hidden vectors of a ``torch.nn.LSTM`` of several layers."""
@@ -119,14 +125,11 @@ def test_equal_layers_are_those_of_one_lstm() -> None:
     torch.testing.assert_close(torch.cat([pair[1] for pair in output.state]), c)
 
 
-@pytest.mark.parametrize("all_layers", [False, True])
 @pytest.mark.parametrize("layers", [1, 3])
-def test_training_with_every_dropout(layers: int, all_layers: bool, masks: list[Tensor]) -> None:
+def test_training_with_every_dropout(layers: int, masks: list[Tensor]) -> None:
     """Values and gradients of two windows against the equations with the same masks."""
     torch.manual_seed(2)
-    backbone = AWDLSTM(
-        V, 5, 7, layers, context_size=4, all_layers=all_layers, **EVERY_DROPOUT
-    ).double()
+    backbone = AWDLSTM(V, 5, 7, layers, context_size=4, **EVERY_DROPOUT).double()
     sizes = backbone.layer_sizes
     state = backbone.initial_state(3)
     expected_state = [(h[0], c[0]) for h, c in state]
@@ -145,23 +148,18 @@ def test_training_with_every_dropout(layers: int, all_layers: bool, masks: list[
         for mask, keep in zip([word, *weights, *locked], scales, strict=True):
             kept = mask[mask != 0]
             torch.testing.assert_close(kept, torch.full_like(kept, 1 / keep))
-        raw, every = [], []
+        raw, last = [], []
         for step in tokens:
             x = (backbone.embedding.weight * word)[step] * locked[0][0]
-            parts = [x]
             for layer, lstm in enumerate(backbone.lstms):
                 weight_hh = lstm.weight_hh_l0 * weights[layer]
                 expected_state[layer] = lstm_step(x, *expected_state[layer], lstm, weight_hh)
                 x = expected_state[layer][0] * locked[layer + 1][0]
-                parts.append(x)
             raw.append(expected_state[-1][0])
-            every.append(torch.cat(parts, dim=1))
-        hidden = torch.stack(every) if all_layers else torch.stack(every)[..., -4:]
+            last.append(x)
+        hidden = torch.stack(last)
         expected = BackboneOutput(
-            hidden,
-            tuple((h[None], c[None]) for h, c in expected_state),
-            torch.stack(raw),
-            torch.stack(every)[..., -4:],
+            hidden, tuple((h[None], c[None]) for h, c in expected_state), torch.stack(raw), hidden
         )
         torch.testing.assert_close(output, expected)
         weight = torch.randn_like(hidden)
@@ -182,11 +180,11 @@ def test_locked_masks(option: str, part: int) -> None:
     """One mask for all steps of a window, another for every stream and every window."""
     torch.manual_seed(4)
     p, batch = 0.3, 40
-    backbone = AWDLSTM(V, 50, 50, 2, all_layers=True, **{option: p})
+    backbone = AWDLSTM(V, 50, 50, 2, **{option: p})
     tokens = torch.randint(V, (6, batch))
     windows = []
     for _ in range(2):
-        parts = backbone(tokens).hidden.split(backbone.layer_sizes, dim=-1)
+        parts = read_by_layers(backbone, tokens)
         if part == 0:
             before = backbone.embedding(tokens)
         else:
@@ -210,9 +208,9 @@ def test_dropped_words() -> None:
     no gradient."""
     torch.manual_seed(5)
     n_words, p = 2000, 0.2
-    backbone = AWDLSTM(n_words, 3, 4, dropout_embedding=p, all_layers=True)
+    backbone = AWDLSTM(n_words, 3, 4, dropout_embedding=p)
     tokens = torch.arange(n_words).repeat(2)[torch.randperm(2 * n_words)].view(-1, 8)
-    embedded = backbone(tokens).hidden[..., :3]
+    embedded = read_by_layers(backbone, tokens)[0]
     weight = backbone.embedding.weight
     kept = torch.zeros(n_words, dtype=torch.bool)
     kept[tokens[embedded.ne(0).all(-1)]] = True
@@ -222,7 +220,7 @@ def test_dropped_words() -> None:
     embedded.square().sum().backward()
     assert torch.equal(weight.grad.ne(0).all(1), kept)
     assert torch.equal(weight.grad.ne(0).any(1), kept)
-    again = backbone(tokens).hidden[..., :3]
+    again = read_by_layers(backbone, tokens)[0]
     assert not torch.equal(again.ne(0), embedded.ne(0))
 
 
@@ -231,10 +229,10 @@ def test_embedding_noise(dropouts: dict[str, float]) -> None:
     """Added to every element after the dropout of words and before the locked mask."""
     torch.manual_seed(18)
     sigma = 0.15
-    backbone = AWDLSTM(V, 50, 4, all_layers=True, embedding_noise=sigma, **dropouts)
+    backbone = AWDLSTM(V, 50, 4, embedding_noise=sigma, **dropouts)
     tokens = torch.randint(V, (40, 8))
     torch.manual_seed(19)
-    found = backbone(tokens).hidden[..., :50]
+    found = read_by_layers(backbone, tokens)[0]
     torch.manual_seed(19)
     words, locked = torch.ones(V, 1), torch.ones(1, 8, 50)
     if dropouts:
@@ -249,7 +247,7 @@ def test_embedding_noise(dropouts: dict[str, float]) -> None:
     scale = float(locked.max())
     assert float(added.std()) == pytest.approx(sigma * scale, rel=0.03)
     assert abs(float(added.mean())) < 4 * sigma * scale / math.sqrt(added.numel())
-    again = backbone(tokens).hidden[..., :50]
+    again = read_by_layers(backbone, tokens)[0]
     assert not torch.equal(again, found)
     (gradient,) = torch.autograd.grad(found.sum(), backbone.embedding.weight)
     of_words = torch.zeros(V, 50).index_put(
@@ -465,17 +463,6 @@ def test_activation_penalty(steps: int, alpha: float, beta: float) -> None:
     assert penalty.requires_grad == (alpha > 0 or (beta > 0 and steps > 1))
 
 
-def test_penalty_is_of_the_last_layer() -> None:
-    torch.manual_seed(16)
-    backbone = AWDLSTM(V, 3, 4, 2, dropout=0.5)
-    tokens = torch.randint(V, (5, 2))
-    penalties = []
-    for backbone.all_layers in (False, True):
-        torch.manual_seed(17)
-        penalties.append(activation_penalty(backbone(tokens), 2.0, 1.0))
-    assert torch.equal(*penalties)
-
-
 def test_penalty_of_half_precision_is_taken_in_float32() -> None:
     raw = torch.full((3, 1, 2), 300.0, dtype=torch.float16)
     output = BackboneOutput(raw, (), raw, raw)
@@ -497,7 +484,6 @@ def test_penalty_refuses(name: str, value: float) -> None:
     [
         {},
         {"context_size": 3},
-        {"all_layers": True},
         EVERY_DROPOUT | {"embedding_noise": 0.1},
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hstree.heads import DOC, MixtureOfSoftmaxes, Softmax
+from hstree.heads import MixtureOfSoftmaxes, Softmax
 from hstree.lm.models import (
     AWDLSTM,
     LanguageModel,
@@ -82,21 +82,16 @@ def test_dropped_words_stay_in_a_tied_head() -> None:
     torch.testing.assert_close(log_prob, expected)
 
 
-def test_heads_that_read_time_or_layers() -> None:
-    """Mixtures drop latent features alike in all steps; DOC reads every layer."""
+def test_a_head_that_reads_time() -> None:
+    """Mixtures drop latent features alike in all steps."""
     torch.manual_seed(7)
     tokens, targets = torch.randint(V, (2, 6, 3)).unbind()
-    backbone = AWDLSTM(V, 5, 7, 2, all_layers=True, dropout=0.3, weight_dropout=0.5)
-    doc = DOC(19, V, layer_sizes=backbone.layer_sizes, latent_features=4)
     mixture = MixtureOfSoftmaxes(7, V, components=2, latent_features=4, latent_dropout=0.3)
-    for model in (
-        LanguageModel(backbone, doc),
-        LanguageModel(AWDLSTM(V, 5, 7, 2, dropout=0.3, weight_dropout=0.5), mixture),
-    ):
-        model(tokens, targets).head.loss.backward()
-        for name, parameter in model.named_parameters():
-            assert parameter.grad.isfinite().all(), name
-            assert parameter.grad.any(), name
+    model = LanguageModel(AWDLSTM(V, 5, 7, 2, dropout=0.3, weight_dropout=0.5), mixture)
+    model(tokens, targets).head.loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
 
 
 def test_a_tied_weight_is_one_parameter() -> None:

@@ -48,9 +48,8 @@ MIXTURE: dict[str, tuple[float | None, float | None]] = {
     "context_size": (620, 650),
     "epochs": (1000, 1000),
 }
-DOC = MIXTURE | {"seed": (28, 1882), "epochs": (500, 500), "finetune_learning_rate": (None, None)}
 MIXTAPE = MIXTURE | {"seed": (28, 1882), "accumulate": (1, 1)}
-TABLES = {"mos": MIXTURE, "moc": MIXTURE, "mos-plif": MIXTURE, "doc": DOC, "mixtape": MIXTAPE}
+TABLES = {"mos": MIXTURE, "moc": MIXTURE, "mos-plif": MIXTURE, "mixtape": MIXTAPE}
 EVERYWHERE: dict[str, Any] = {
     "layers": 3,
     "dropout": 0.4,
@@ -72,7 +71,6 @@ EVERYWHERE: dict[str, Any] = {
     "beta": 1.0,
 }
 RULES: dict[str, dict[str, Any]] = {
-    "doc": {"averaging": "nt", "nonmono": 60},
     "mixtape": {"averaging": "nt"},
 }
 SLOPES = {
@@ -100,14 +98,12 @@ def test_published_settings(name: str) -> None:
         "moc": MIXED,
         "mos-plif": MIXED | {"function_options": SLOPES},
         "mixtape": {"gate_features": 64},
-        "doc": {"experts": [0, 0, 5, 15], "latent_dropout": 0.6, "prior_penalty": 0.001},
         "gss": {"c": -1.5, "k": 3.0 if corpus == "wt2" else 2.5},
         "plif": SLOPES,
         "plif-frozen": {name: SLOPES[name] for name in ("intervals", "radius", "slope_std")},
     }
     bias = {} if head == "trees" else {"bias_start": "zero"}
     assert parse_options(config.head_option) == options.get(head, {}) | bias
-    assert config.relearn_trees == ((2,) if head == "trees" else ())
     assert TrainConfig.from_json(config.to_json()) == config
 
 
@@ -158,8 +154,6 @@ def test_sources_are_all_used() -> None:
         ("wt2-mos", 34_909_528),
         ("wt2-moc", 34_909_528),
         ("ptb-mos-plif", 21_600_620),
-        ("ptb-doc", 22_849_120),  # published: 23M
-        ("wt2-doc", 36_639_278),  # published: 37M
     ],
 )
 def test_published_parameter_counts(name: str, count: int) -> None:
@@ -191,8 +185,6 @@ def test_head_options_are_replaced_one_by_one() -> None:
     assert other.head_option == ()
     assert other.batch_size == 12
     assert preset("ptb-mos", head="gss", head_option=("k=2",)).head_option == ("k=2",)
-    assert preset("ptb-trees", head="softmax").relearn_trees == ()
-    assert preset("ptb-trees", relearn_trees=()).relearn_trees == ()
 
 
 def test_unknown_names() -> None:

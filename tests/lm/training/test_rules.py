@@ -80,7 +80,7 @@ def softmax_log_prob(weights: dict[str, Tensor], hidden: Tensor) -> Tensor:
 
 
 def mos_log_prob(weights: dict[str, Tensor], hidden: Tensor) -> Tensor:
-    latent = hidden @ weights["head.latent.0.weight"].T + weights["head.latent.0.bias"]
+    latent = hidden @ weights["head.latent.weight"].T + weights["head.latent.bias"]
     latent = latent.tanh().unflatten(-1, (len(weights["head.prior.weight"]), -1))
     prior = F.softmax(hidden @ weights["head.prior.weight"].T, dim=-1)
     of_components = F.softmax(latent @ weights["decoder"].T + weights["head.bias"], dim=-1)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from lm.training.toy import small_config, write_corpus
 
-from hstree.heads import Softmax, TreeEnsemble, head_names, registry
+from hstree.heads import TreeEnsemble, head_names
 from hstree.lm.data import load_corpus
 from hstree.lm.runs import (
     ConfigError,
@@ -200,40 +198,6 @@ def test_tied_softmax_round_trip(data: Path, tmp_path: Path) -> None:
     assert result.summary.head_parameters == len(run.vocabulary)
     corpus = load_corpus(data)
     assert evaluate(run.model, corpus.valid) == result.records[0].valid_loss
-
-
-class LayerReader(Softmax):
-    """A softmax that reads the embedding and all layers."""
-
-    name = "layer-reader"
-    reads_layers = True
-
-    def __init__(
-        self, in_features: int, n_classes: int, *, layer_sizes: Sequence[int], **options: Any
-    ) -> None:
-        super().__init__(in_features, n_classes, **options)
-        self.layer_sizes = layer_sizes
-
-    def config(self) -> dict[str, Any]:
-        return super().config() | {"layer_sizes": self.layer_sizes}
-
-
-def test_a_head_may_read_all_layers(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registry, "_HEADS", dict(registry._HEADS))
-    registry.register_head(LayerReader)
-    config = small_config(
-        data, tmp_path / "run", head="layer-reader", layers=3, context_size=9, epochs=1
-    )
-    corpus = load_corpus(data)
-    model = build_model(config, len(corpus.vocabulary), corpus.statistics())
-    assert model.head.layer_sizes == model.backbone.layer_sizes == (12, 16, 16, 9)
-    assert model.head.in_features == model.backbone.out_features == 53
-    result = train(config)
-    assert evaluate(load_run(result.run).model, corpus.valid) == result.records[0].valid_loss
-    with pytest.raises(ConfigError, match=r"--head-option: .*multiple values .* 'layer_sizes'"):
-        build_model(replace(config, head_option=("layer_sizes=[53]",)), 20, corpus.statistics())
 
 
 def test_head_cost_is_held_against_a_softmax_over_the_last_layer(
