@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,43 +26,36 @@ from hstree.lm.models import LanguageModel, read_stream
 from hstree.lm.runs import Run
 from hstree.lm.table import Table, count
 
-from .report import Measurement, Report, load_runs, row_table
+from .report import DEVICE, TEXT, Measurement, Report, corpus_of, load_runs, row_table
 
 _BAR = " | "
+PRECEDING = 15  # words shown before a drawn word
 
 
 class Prediction(NamedTuple):
-    """The k most probable words, most probable first, and their probabilities; the true next word,
-    its probability and its rank, 1 + the number of more probable words, None if it is unknown or
-    not in the vocabulary."""
+    """The k most probable words, most probable first, and the true next word."""
 
     words: tuple[str, ...]
     probabilities: tuple[float, ...]
-    true_word: str | None = None
+    true_word: str | None = None  # None if it is unknown or not in the vocabulary
     true_probability: float | None = None
-    true_rank: int | None = None
+    true_rank: int | None = None  # 1 + the number of more probable words
 
 
 class ContextPredictions(NamedTuple):
-    """The predictions of several models in one context: the last words that they have read, the
-    true next word if it is known, its position in the test text, and a prediction for each."""
+    """The predictions of several models in one context, of which the last words are shown."""
 
     context: str
     true_word: str | None
-    position: int | None
-    predictions: tuple[Prediction, ...]
+    position: int | None  # of the true word in the test text
+    predictions: tuple[Prediction, ...]  # one for each model
 
 
 @torch.no_grad()
 def log_prob_at(model: LanguageModel, tokens: Any, positions: Sequence[int]) -> Tensor:
     """log P [len(positions), V] in nats, float32 or wider, at positions 1 to n of a text [n], given
     all words before them; n is the word after the text. The text is read as one stream from its
-    first word, as is usual in language modeling, so that a context extends beyond its sentence.
-    Raises ValueError if there are no positions, or one is out of range."""
-    if not positions or min(positions) < 1 or max(positions) > len(tokens):
-        raise ValueError(
-            f"positions: expected at least one, all from 1 to {len(tokens)}, got {list(positions)}"
-        )
+    first word, as is usual in language modeling, so that a context extends beyond its sentence."""
     found: dict[int, Tensor] = {}
     read = 0
     for hidden in read_stream(model, np.asarray(tokens)[: max(positions)]):
@@ -79,11 +72,7 @@ def prediction(
     log_prob: Tensor, words: Sequence[str], k: int = 5, true_word: str | None = None
 ) -> Prediction:
     """The k most probable words of log P [V] over these V words, in order of class id, and the
-    probability of the true word. Raises ValueError if k is outside [1, V], or shapes differ."""
-    if log_prob.shape != (len(words),):
-        raise ValueError(f"log_prob: expected shape [{len(words)}], got {tuple(log_prob.shape)}")
-    if not 1 <= k <= len(words):
-        raise ValueError(f"k: expected 1 to {len(words)} (the number of classes), got {k}")
+    probability of the true word."""
     top = log_prob.topk(k)
     likely = tuple(words[c] for c in top.indices.tolist())
     probabilities = tuple(top.values.double().exp().tolist())
@@ -100,26 +89,17 @@ def random_positions(
     """Draw n positions of a text without replacement, in increasing order and at least 1, among
     those whose word every model knows: ``texts`` are the class ids of the same text in each model's
     vocabulary, ``unknown`` that of ``<unk>`` in each. A seed gives the same positions on every
-    machine. Raises ValueError if the lengths differ, or there are fewer such positions."""
-    lengths = sorted({len(text) for text in texts})
-    if len(lengths) != 1:
-        expected = "expected one text with the same tokens for all models"
-        raise ValueError(f"texts: {expected}, got {lengths} tokens")
+    machine. Raises ValueError if there are fewer such positions."""
     known = np.all([text != word for text, word in zip(texts, unknown, strict=True)], axis=0)
     candidates = 1 + np.flatnonzero(known[1:])
-    if not 1 <= n <= len(candidates):
-        known_words = f"{len(candidates)} (positions with a known word)"
-        raise ValueError(f"n: expected 1 to {known_words}, got {n}")
+    if n > len(candidates):
+        raise ValueError(f"n: expected at most {len(candidates)} (known words), got {n}")
     return sorted(np.random.default_rng(seed).choice(candidates, n, replace=False).tolist())
 
 
 def measure(arguments: argparse.Namespace) -> Report:
     if not arguments.context and arguments.random is None:
         raise ValueError("--context: expected at least one, or --random N, got neither")
-    if arguments.settings.data is not None and arguments.random is None:
-        raise ValueError("--data: has no effect without --random")
-    if arguments.seed < 0:
-        raise ValueError(f"--seed: expected at least 0, got {arguments.seed}")
     contexts = [_split(text) for text in arguments.context]
     runs = load_runs(arguments)
     least = min(len(run.vocabulary) for run in runs.values())
@@ -147,7 +127,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         notes.append(
             f"{arguments.random} words of the test text of {text}, drawn with seed "
             f"{arguments.seed} among those that every model knows; each model has read the whole "
-            f"test text before them; the last {arguments.preceding} words are shown"
+            f"test text before them; the last {PRECEDING} words are shown"
         )
     names = list(runs)
     return Report(
@@ -155,7 +135,6 @@ def measure(arguments: argparse.Namespace) -> Report:
         prediction_tables(found, names),
         notes,
         {"models": names, "contexts": found},
-        list(prediction_rows(found, names)),
     )
 
 
@@ -182,9 +161,7 @@ def _drawn(
     arguments: argparse.Namespace, runs: Mapping[str, Run]
 ) -> tuple[list[ContextPredictions], str]:
     """Predictions at random positions of the test text, and the name of the text."""
-    corpora = [
-        run.corpus(arguments.settings.data, arguments.settings.column) for run in runs.values()
-    ]
+    corpora = [corpus_of(run, arguments) for run in runs.values()]
     texts = [corpus.test for corpus in corpora]
     _check_alike([(c.tokenizer.identity, len(c.test)) for c in corpora], list(runs))
     unknown = [corpus.vocabulary.unknown for corpus in corpora]
@@ -197,7 +174,7 @@ def _drawn(
     vocabulary, tokenizer = corpora[0].vocabulary, next(iter(runs.values())).tokenizer
     found = []
     for row, position in enumerate(positions):
-        begin = max(0, position - arguments.preceding)
+        begin = max(0, position - PRECEDING)
         words = vocabulary.decode(texts[0][begin:position].tolist())
         context = "\N{HORIZONTAL ELLIPSIS} " if begin else ""
         context += tokenizer.join(words) if isinstance(tokenizer, Subwords) else " ".join(words)
@@ -225,17 +202,12 @@ def prediction_tables(contexts: Sequence[ContextPredictions], models: Sequence[s
     summarizes them."""
     tables, summary = [], []
     for number, each in enumerate(contexts, start=1):
-        columns = [
-            [
-                f"{f'[{w}]' if w == each.true_word else w} {percent(p)}"
-                for w, p in zip(*of[:2], strict=True)
-            ]
-            for of in each.predictions
-        ]
-        rows = [(str(rank), *cells) for rank, cells in enumerate(zip(*columns, strict=True), 1)]
-        truth = "?"
-        if each.true_word is not None:
-            truth = f"[{each.true_word}]"
+        truth, rows = each.true_word, []
+        for k in range(len(each.predictions[0].words)):
+            found = [(of.words[k], of.probabilities[k]) for of in each.predictions]
+            cells = [f"{f'[{w}]' if w == truth else w} {percent(p)}" for w, p in found]
+            rows.append((str(k + 1), *cells))
+        if truth is not None:
             cells = [
                 "not in the vocabulary"
                 if of.true_probability is None
@@ -243,8 +215,8 @@ def prediction_tables(contexts: Sequence[ContextPredictions], models: Sequence[s
                 for of in each.predictions
             ]
             rows.append(("true word", *cells))
-            summary.append((str(number), each.true_word, *cells))
-        title = f"{number}. {each.context} {truth}"
+            summary.append((str(number), truth, *cells))
+        title = f"{number}. {each.context} {'?' if truth is None else f'[{truth}]'}"
         tables.append(row_table(title, ("rank", *models), rows, None))
     if len(summary) > 1:
         title, header = "Probability of the true word, and its rank", ("context", "true word")
@@ -258,45 +230,21 @@ def percent(probability: float) -> str:
     return f"{value:.1f}%" if value >= 0.1 or value == 0 else f"{value:.2g}%"
 
 
-def prediction_rows(
-    contexts: Sequence[ContextPredictions], models: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    """A row for each context, model and rank, in full precision, and one for a true word that is
-    not among the first k."""
-    for number, context in enumerate(contexts, start=1):
-        for name, of in zip(models, context.predictions, strict=True):
-            ranked: list[Any] = [
-                *zip(range(1, len(of.words) + 1), of.words, of.probabilities, strict=True)
-            ]
-            if of.true_word is not None and of.true_word not in of.words:
-                ranked.append((of.true_rank, of.true_word, of.true_probability))
-            for rank, word, probability in ranked:
-                row = {"context": number, "model": name, "rank": rank, "word": word}
-                yield row | {"probability": probability, "true": word == of.true_word}
-
-
+_CONTEXT = (
+    "words to read and, optionally, ' | ' and the true next word: 'the company said | it'; a "
+)
+_CONTEXT += "run with subwords uses its first token; may be repeated"
+_RANDOM = "draw N words of the test text other than <unk>, with all words before them"
 COMMAND = Measurement(
     "predictions",
     "next words of several models",
     measure,
     (
-        Argument(
-            "--context",
-            "words to read and, optionally, ' | ' and the true next word: 'the company said "
-            "| it'; a run with subwords uses its first token; may be repeated",
-            [],
-            action="append",
-            metavar="TEXT",
-        ),
-        Argument(
-            "--random",
-            "draw N words of the test text other than <unk>, with all words before them",
-            type=whole,
-        ),
+        *(*TEXT, *DEVICE),
+        Argument("--context", _CONTEXT, [], action="append", metavar="TEXT"),
+        Argument("--random", _RANDOM, type=whole),
         Argument("--seed", "seed of --random", 0, type=int),
-        Argument("--preceding", "number of words shown before a drawn word", 15),
         Argument("--top-k", "number of words to show", 5, metavar="K"),
     ),
     runs="+",
-    settings=("data", "column", "device", "threads"),
 )

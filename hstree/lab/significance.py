@@ -29,19 +29,16 @@ from .comparison import Comparison, compare
 from .report import Form, Measurement, Report, read_columns, record_table, row_table, skipped
 
 CONFIDENCE = 0.95
-_MODEL, _VALUE = "model", "test_perplexity"
 
 
 class TTest(NamedTuple):
-    """An unpaired two-sided t-test of equal means: the statistic t, its degrees of freedom, the
-    probability of a t at least as far from 0 if the means are equal, their difference (first minus
-    second) and its 95% confidence interval."""
+    """An unpaired two-sided t-test of equal means."""
 
     statistic: float
     degrees_of_freedom: float
-    p_value: float
-    difference: float
-    low: float
+    p_value: float  # probability of a t at least as far from 0 if the means are equal
+    difference: float  # of the means, first minus second
+    low: float  # 95% confidence interval of the difference
     high: float
 
 
@@ -54,18 +51,11 @@ def t_test(
 
         scipy.stats.ttest_ind(first, second, equal_var=equal_variances)
 
-    If no group varies, so that the denominator is 0, or if a value is not finite, all attributes
-    except the difference are nan.
-
-    Raises:
-        ValueError: a group has fewer than two values.
+    of at least two values each. If no group varies, so that the denominator is 0, or if a value is
+    not finite, all attributes except the difference are nan.
     """
     from scipy.stats import ttest_ind
 
-    for name, values in (("first", first), ("second", second)):
-        if len(values) < 2:
-            expected = "at least two values for a t-test"
-            raise ValueError(f"{name}: expected {expected}, got {len(values)}")
     finite = all(map(math.isfinite, (*first, *second)))
     add = math.fsum if finite else sum
     difference = add(first) / len(first) - add(second) / len(second)
@@ -114,7 +104,7 @@ class Sample(NamedTuple):
 
 
 class PairTest(NamedTuple):
-    """Welch's and Student's test of two models, and their p-values corrected by :func:`holm` over
+    """Two models, Welch's and Student's test, and their p-values corrected by :func:`holm` over
     all pairs."""
 
     first: str
@@ -138,14 +128,13 @@ def significance_tests(values: Mapping[str, Sequence[float]]) -> Significance:
     such as test perplexities. A model with fewer than two values, or with one that is not finite,
     is listed but not tested. Raises ValueError if fewer than two models can be tested."""
     samples = tuple(_sample(name, numbers) for name, numbers in values.items())
-    notes, tested = [], []
-    for sample in samples:
-        if len(sample.values) < 2:
-            notes.append(f"{sample.name} is not tested: it has one value, a t-test needs two")
-        elif not all(map(math.isfinite, sample.values)):
-            notes.append(f"{sample.name} is not tested: not all its values are finite")
-        else:
-            tested.append(sample)
+    tested = [s for s in samples if len(s.values) > 1 and math.isfinite(s.mean)]
+    notes = [
+        f"{sample.name} is not tested: "
+        + ("not all its values are finite" if len(sample.values) > 1 else "it has one value")
+        for sample in samples
+        if sample not in tested
+    ]
     if len(tested) < 2:
         expected = "expected at least two models with two or more finite values each"
         raise ValueError(f"{expected}, got {len(tested)} of {len(samples)}")
@@ -153,24 +142,21 @@ def significance_tests(values: Mapping[str, Sequence[float]]) -> Significance:
     welch = [t_test(a.values, b.values) for a, b in couples]
     student = [t_test(a.values, b.values, equal_variances=True) for a, b in couples]
     corrected = [holm([test.p_value for test in tests]) for tests in (welch, student)]
-    names = [(a.name, b.name) for a, b in couples]
-    tests = zip(names, welch, student, *corrected, strict=True)
-    pairs = tuple(PairTest(*couple, *of) for couple, *of in tests)
-    for pair in pairs:
-        if math.isnan(pair.welch.p_value):
-            both = f"{pair.first} and {pair.second}"
-            notes.append(f"{both} are not tested: neither varies from seed to seed")
+    tests = zip(couples, welch, student, *corrected, strict=True)
+    pairs = tuple(PairTest(a.name, b.name, *of) for (a, b), *of in tests)
+    notes += [
+        f"{pair.first} and {pair.second} are not tested: neither varies from seed to seed"
+        for pair in pairs
+        if math.isnan(pair.welch.p_value)
+    ]
     return Significance(samples, pairs, tuple(notes))
 
 
 def _sample(name: str, values: Sequence[float]) -> Sample:
     from scipy.stats import t
 
-    if not values:
-        raise ValueError(f"{name}: expected at least one value, got none")
     n, mean, low, high = len(values), sum(values) / len(values), math.nan, math.nan
-    varies = n > 1 and all(map(math.isfinite, values))
-    deviation = statistics.stdev(values) if varies else math.nan
+    deviation = statistics.stdev(values) if n > 1 and math.isfinite(mean) else math.nan
     if deviation > 0:
         low, high = map(float, t.interval(CONFIDENCE, n - 1, mean, deviation / math.sqrt(n)))
     return Sample(name, tuple(values), mean, deviation, low, high)
@@ -195,41 +181,26 @@ def model_perplexities(comparison: Comparison) -> dict[str, list[float]]:
 def measure(arguments: argparse.Namespace) -> Report:
     quantity = "test perplexity"
     if arguments.table is None:
-        for name in ("model", "value"):
-            if getattr(arguments, name) is not None:
-                raise ValueError(f"--{name}: has no effect without --table")
         if not arguments.directories:
             raise ValueError("expected run folders or --table FILE, got neither")
         comparison = compare(arguments.directories)
         values, notes = model_perplexities(comparison), list(comparison.notes)
     else:
         if arguments.directories:
-            got = arguments.directories[0]
-            raise ValueError(f"--table: expected either a table or runs, got both: {got}")
-        model, value = arguments.model or _MODEL, arguments.value or _VALUE
-        lines, left_out = read_columns(arguments.table, {"--model": model}, {"--value": value})
+            raise ValueError("--table: expected either a table or runs, got both")
+        columns = {"--model": arguments.model}, {"--value": arguments.value}
+        lines, left_out = read_columns(arguments.table, *columns)
         notes, values = skipped(left_out, arguments.table, "an empty cell"), {}
         for line in lines:
             values.setdefault(line["--model"], []).append(line["--value"])
-        quantity = value.replace("_", " ")
+        quantity = arguments.value.replace("_", " ")
     result = significance_tests(values)
-    rows = []
-    for pair in result.pairs:
-        row = {"first": pair.first, "second": pair.second, "difference": pair.welch.difference}
-        row |= {"welch_low": pair.welch.low, "welch_high": pair.welch.high}
-        for name in ("welch", "student"):
-            test, holm_p = getattr(pair, name), getattr(pair, f"{name}_corrected")
-            row |= {f"{name}_t": test.statistic}
-            row |= {f"{name}_degrees_of_freedom": test.degrees_of_freedom}
-            row |= {f"{name}_p": test.p_value, f"{name}_p_holm": holm_p}
-        rows.append(row)
     return Report(
         f"Significance of differences in {quantity}",
         significance_tables(result, quantity),
         [*notes, *result.notes],
         result,
-        rows,
-        {"": significance_picture(result, quantity)},
+        pictures={"": significance_picture(result, quantity)},
     )
 
 
@@ -293,15 +264,14 @@ def significance_picture(result: Significance, quantity: str) -> Any:
     return figure
 
 
-COLUMN = "column of the table"
 COMMAND = Measurement(
     "significance",
     "t-tests between the seeds of models",
     measure,
     (
         Argument("--table", "instead of runs: a CSV file with a line for each run", metavar="FILE"),
-        Argument("--model", f"{COLUMN} with the names (default: {_MODEL})", metavar="COLUMN"),
-        Argument("--value", f"{COLUMN} to test (default: {_VALUE})", metavar="COLUMN"),
+        Argument("--model", "column of the table with the names", "model", metavar="COLUMN"),
+        Argument("--value", "column of the table to test", "test_perplexity", metavar="COLUMN"),
     ),
     runs="*",
 )

@@ -17,12 +17,18 @@ from torch import Tensor
 
 from hstree.__main__ import main
 from hstree.heads import FlatHead, Softmax
-from hstree.lab import Histogram, view_function
-from hstree.lab.function import _Counter, function_data, function_picture, function_tables
+from hstree.lab import view_function
+from hstree.lab.function import (
+    Histogram,
+    _Counter,
+    function_data,
+    function_picture,
+    function_tables,
+)
 from hstree.lab.report import plain_data
 from hstree.lm.runs import load_run
 from hstree.lm.training import train
-from lab.commands import csv_rows, refused
+from lab.commands import refused
 from lab.toy_models import all_contexts, toy_model, toy_text
 
 
@@ -221,7 +227,6 @@ def test_page_picture_and_figures(
     assert {path.name for path in folder.iterdir()} == {
         "function.md",
         "function.json",
-        "function.csv",
         "function-of-the-logits.png",
     }
     page = (folder / "function.md").read_text()
@@ -236,11 +241,6 @@ def test_page_picture_and_figures(
         assert sum(data[name]["next_logits"]["counts"]) == contexts
     assert data["plif"]["options"]["intervals"] == 1000
     assert data["plif"]["slopes"]["pieces of f"]["mean"] == pytest.approx(1.1, abs=0.2)
-    rows = csv_rows(folder / "function.csv")
-    assert {row["run"] for row in rows} == {"softmax", "plif", "mos"}
-    assert all(
-        float(row["value"]) == float(row["logit"]) for row in rows if row["run"] == "softmax"
-    )
 
 
 def test_unusable_arguments(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,18 +14,18 @@ from lm.training.toy import small_config, write_corpus
 
 from hstree.__main__ import main
 from hstree.heads import MixtureOfSoftmaxes
-from hstree.lab import log_prob_at, prediction, random_positions
+from hstree.lab import log_prob_at, prediction
 from hstree.lab.predictions import (
     ContextPredictions,
     Prediction,
-    prediction_rows,
     prediction_tables,
+    random_positions,
 )
 from hstree.lm.models import AWDLSTM, LanguageModel
 from hstree.lm.runs import load_run
 from hstree.lm.table import markdown
 from hstree.lm.training import train
-from lab.commands import csv_rows, refused
+from lab.commands import refused
 
 WORDS = ("the", "cat", "<unk>", "runs", "<eos>")
 
@@ -57,12 +57,6 @@ def test_log_prob_at_reads_the_whole_text_before(model: LanguageModel) -> None:
     assert not torch.equal(changed, log_prob_at(model, tokens, [3]))
 
 
-@pytest.mark.parametrize("positions", [[], [0], [4], [2, -1]])
-def test_log_prob_at_out_of_range(positions: list[int], model: LanguageModel) -> None:
-    with pytest.raises(ValueError, match="positions: expected at least one, all from 1 to 3"):
-        log_prob_at(model, [1, 2, 3], positions)
-
-
 def test_prediction() -> None:
     log_prob = torch.tensor([0.2, 0.1, 0.4, 0.25, 0.05]).log()
     found = prediction(log_prob, WORDS, 3, "cat")
@@ -73,11 +67,6 @@ def test_prediction() -> None:
     for truth in (None, "zebra"):
         found = prediction(log_prob, WORDS, 1, truth)
         assert found == Prediction(("<unk>",), found.probabilities)
-    for k in (0, 6):
-        with pytest.raises(ValueError, match="k: expected 1 to 5"):
-            prediction(log_prob, WORDS, k)
-    with pytest.raises(ValueError, match=r"log_prob: expected shape \[5\], got \(4,\)"):
-        prediction(log_prob[:4], WORDS)
 
 
 def test_equal_probabilities_share_the_best_rank() -> None:
@@ -96,12 +85,8 @@ def test_random_positions() -> None:
     assert set(some) < set(found)
     assert some != random_positions([first, second], [3, 0], 6, seed=2)
     assert 0 not in random_positions([first], [3], 29)
-    with pytest.raises(ValueError, match=r"n: expected 1 to 24 \(positions with a known word\)"):
+    with pytest.raises(ValueError, match=r"n: expected at most 24 \(known words\), got 25"):
         random_positions([first, second], [3, 0], 25)
-    with pytest.raises(
-        ValueError, match=r"one text with the same tokens for all models, got \[39, 40\]"
-    ):
-        random_positions([first, second[:-1]], [3, 0], 5)
 
 
 def contexts() -> list[ContextPredictions]:
@@ -138,28 +123,6 @@ def test_tables() -> None:
     page = markdown(tables)
     assert "| 2 | \\<unk> 5.0% | the 25.0% |" in page  # a bare <unk> would vanish as HTML
     assert "**1. the \\<unk> [cat]**" in page
-
-
-def test_rows() -> None:
-    rows = list(prediction_rows(contexts(), ["one", "two"]))
-    assert len(rows) == 3 * 4 + 1
-    assert rows[0] == {
-        "context": 1,
-        "model": "one",
-        "rank": 1,
-        "word": "cat",
-        "probability": 0.9,
-        "true": True,
-    }
-    assert rows[4] == {
-        "context": 1,
-        "model": "two",
-        "rank": 1234,
-        "word": "cat",
-        "probability": 0.000123,
-        "true": True,
-    }
-    assert math.isclose(sum(row["probability"] for row in rows if row["context"] == 2), 1.5)
 
 
 # The command
@@ -221,13 +184,11 @@ def test_given_contexts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     page = (tmp_path / "predictions.md").read_text()
     assert "**1. the OLD [cat]**" in page
     assert "| rank | softmax | trees |" in page
-    rows = csv_rows(tmp_path / "predictions.csv")
-    assert [row["model"] for row in rows[:6]] == ["softmax"] * 3 + ["trees"] * 3
 
 
 @pytest.mark.usefixtures("inside")
 def test_drawn_contexts(tmp_path: Path) -> None:
-    options = ["--random", "4", "--seed", "3", "--preceding", "6"]
+    options = ["--random", "4", "--seed", "3"]
     data = figures(tmp_path, "softmax", "trees", *options)
     run = load_run("softmax")
     text = run.corpus().test
@@ -237,7 +198,7 @@ def test_drawn_contexts(tmp_path: Path) -> None:
         log_prob = run.model.head.log_prob(hidden[:, 0])
     for found in data["contexts"]:
         position = found["position"]
-        words = run.vocabulary.decode(text[max(0, position - 6) : position].tolist())
+        words = run.vocabulary.decode(text[max(0, position - 15) : position].tolist())
         assert found["context"].removeprefix("\N{HORIZONTAL ELLIPSIS} ") == " ".join(words)
         assert found["true_word"] == run.vocabulary.words[text[position]]
         expected = math.exp(float(log_prob[position - 1, text[position]]))
@@ -281,7 +242,7 @@ def test_subwords(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert truths == ["cat", tokens[len(tokenizer.split("the old"))]]
     assert main(["analyze", "predictions", "softmax", str(run), "--random", "2"]) == 2
     assert "the same tokens for all runs" in capsys.readouterr().err
-    data = figures(tmp_path / "out", str(run), "--random", "2", "--preceding", "4")
+    data = figures(tmp_path / "out", str(run), "--random", "2")
     assert all(each["predictions"][0]["true_rank"] for each in data["contexts"])
 
 
@@ -293,10 +254,8 @@ def test_subwords(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["softmax", "--context", " "], "--context: expected words, or words | true word, got ' '"),
         (["softmax", "--context", "the | "], "--context: expected words, or words | true word"),
         (["softmax", "--context", "the | big cat"], "--context: expected one word after | "),
-        (["softmax", "--context", "the", "--data", "data"], "--data: has no effect without"),
         (["softmax", "--random", "0"], "--random: expected at least 1, got 0"),
-        (["softmax", "--random", "99999"], "n: expected 1 to"),
-        (["softmax", "--random", "1", "--seed", "-1"], "--seed: expected at least 0, got -1"),
+        (["softmax", "--random", "99999"], "n: expected at most"),
         (["softmax", "--context", "the", "--top-k", "99"], "--top-k: expected at most"),
         (["softmax", "stranger", "--random", "2"], "those of softmax and stranger differ"),
         (["trees", "softmax", "double", "--random", "40"], "those of trees and double differ"),

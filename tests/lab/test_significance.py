@@ -15,9 +15,9 @@ import scipy.stats
 from lm.runs.made_up import write_run
 
 from hstree.__main__ import main
-from hstree.lab import compare, holm, model_perplexities, significance_tests, t_test
-from hstree.lab.significance import significance_picture, significance_tables
-from lab.commands import csv_rows, refused
+from hstree.lab import compare, holm, significance_tests, t_test
+from hstree.lab.significance import model_perplexities, significance_picture, significance_tables
+from lab.commands import refused
 
 SOFTMAX = (60.5, 61.25, 59.75)
 MOS = (55.0, 54.5, 56.5, 55.25)
@@ -78,10 +78,6 @@ def test_t_test_of_degenerate_groups(equal: bool) -> None:
     one = t_test([0.1] * 7, [0.2, 0.3], equal_variances=equal)  # scipy warns here
     assert 0 < one.p_value < 1
     assert one.low < one.difference < one.high
-    with pytest.raises(
-        ValueError, match="second: expected at least two values for a t-test, got 1"
-    ):
-        t_test([1.0, 2.0], [3.0], equal_variances=equal)
 
 
 def test_one_group_without_variance_has_the_freedom_of_the_other() -> None:
@@ -155,7 +151,7 @@ def test_degenerate_models_are_named() -> None:
         }
     )
     assert result.notes == (
-        "one is not tested: it has one value, a t-test needs two",
+        "one is not tested: it has one value",
         "diverged is not tested: not all its values are finite",
         "lost is not tested: not all its values are finite",
         "fixed and also fixed are not tested: neither varies from seed to seed",
@@ -185,11 +181,6 @@ def test_degenerate_models_are_named() -> None:
 def test_too_few_models(values: Any) -> None:
     with pytest.raises(ValueError, match="expected at least two models with two or more finite"):
         significance_tests(values)
-
-
-def test_no_values() -> None:
-    with pytest.raises(ValueError, match="empty: expected at least one value, got none"):
-        significance_tests({"a": SOFTMAX, "b": MOS, "empty": ()})
 
 
 def test_perplexities_of_runs(tmp_path: Path) -> None:
@@ -251,12 +242,12 @@ def test_runs(capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path("made/here")
     data = json.loads((folder / "significance.json").read_text())
     assert [sample["values"] for sample in data["samples"]] == [list(SOFTMAX), list(MOS[:3])]
-    ((row),) = csv_rows(folder / "significance.csv")
+    (pair,) = data["pairs"]
     welch = scipy.stats.ttest_ind(SOFTMAX, MOS[:3], equal_var=False)
     student = scipy.stats.ttest_ind(SOFTMAX, MOS[:3])
-    assert float(row["welch_p"]) == float(row["welch_p_holm"]) == pytest.approx(welch.pvalue)
-    assert float(row["student_p"]) == pytest.approx(student.pvalue)
-    assert float(row["welch_low"]) == pytest.approx(welch.confidence_interval().low)
+    assert pair["welch"]["p_value"] == pair["welch_corrected"] == pytest.approx(welch.pvalue)
+    assert pair["student"]["p_value"] == pytest.approx(student.pvalue)
+    assert pair["welch"]["low"] == pytest.approx(welch.confidence_interval().low)
     assert (folder / "significance.png").read_bytes().startswith(b"\x89PNG")
     page = (folder / "significance.md").read_text()
     assert page.startswith("# Significance of differences in test perplexity\n")
@@ -291,19 +282,16 @@ def test_unusable_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--table: expected either a table or runs, got both" in fails(
         capsys, runs[0], "--table", "x.csv"
     )
-    assert "--model: has no effect without --table" in fails(capsys, *runs, "--model", "head")
     assert "at least two models with two or more finite values" in fails(capsys, *runs)
     assert "missing: no such run folder" in fails(capsys, *runs, "missing")
     assert "x.csv" in fails(capsys, "--table", "x.csv")
     for content, message in (
-        ("", "x.csv: expected a line with the names of the columns, got an empty file"),
+        ("", "--model: expected one of the columns of x.csv (), got model"),
         ("model,value\n", "--value: expected one of the columns of x.csv (model, value), got "),
-        ("model,model,test_perplexity\n", "--model: expected one of the columns of x.csv"),
         (
             "model,test_perplexity\n",
             "at least two models with two or more finite values each, got 0",
         ),
-        ("model,test_perplexity\na,1\na\n", "x.csv, line 3: expected 2 cells as in the first line"),
         (
             "model,test_perplexity\n\na,1\na,high\n",
             "x.csv, line 4: expected a number in column test_perplexity, got 'high'",
@@ -324,6 +312,6 @@ def test_diverged_runs_are_words_not_warnings(capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     assert "note: a and b are not tested: neither varies from seed to seed" in out
     assert "note: c is not tested: not all its values are finite" in out
-    assert "note: d is not tested: it has one value, a t-test needs two" in out
+    assert "note: d is not tested: it has one value" in out
     data = json.loads(Path("significance/significance.json").read_text())
     assert data["pairs"][0]["welch"]["p_value"] is None
