@@ -5,7 +5,7 @@ from .correlation import correlate
 from .ensemble import tree_loss
 from .function import view_function
 from .jacobian import jacobian_experiment, jacobian_singular_values
-from .predictions import log_prob_at, prediction
+from .predictions import prediction
 from .rank import log_prob_blocks, log_prob_rank, matrix_rank, softmax_rank_bound
 from .robustness import noise_ranks, reconstructions
 from .significance import holm, significance_tests, t_test
@@ -21,7 +21,6 @@ __all__ = [
     "holm",
     "jacobian_experiment",
     "jacobian_singular_values",
-    "log_prob_at",
     "log_prob_blocks",
     "log_prob_rank",
     "matrix_rank",

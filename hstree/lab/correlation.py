@@ -160,8 +160,8 @@ def measure(arguments: argparse.Namespace) -> Report:
     if result.inner is None:
         notes.append("without the outliers, too few points are left, or x or y is constant")
     infinite = len(lines) - len(kept)
-    notes += skipped(empty, arguments.table, "an empty cell")
-    notes += skipped(infinite, arguments.table, "nan or infinity")
+    for number, reason in ((empty, "an empty cell"), (infinite, "nan or infinity")):
+        notes += skipped(number, arguments.table, reason)
     data = {name: getattr(arguments, name) for name in ("x", "y", "within")}
     data |= {"groups": removed, "left_out": empty + infinite}
     data |= {"all": result.overall, "without_outliers": result.inner}

@@ -82,23 +82,19 @@ class Histogram:
 
 
 class _Counter:
-    """Counts numbers in bins origin + [i w, (i + 1) w), -_REACH <= i < _REACH; doubles w until they
-    cover all."""
+    """Counts numbers in bins origin + [i w, (i + 1) w), -_REACH <= i < _REACH."""
 
     def __init__(self, origin: float, width: float) -> None:
         self.origin, self.width = origin, width
         self.counts = np.zeros(2 * _REACH, np.int64)
 
     def add(self, values: Tensor) -> None:
-        """Count numbers; overwrites them. Raises ValueError if one is not finite."""
+        """Count numbers; overwrites them. Raises ValueError if one is not finite or beyond."""
         place = values.sub_(self.origin).mul_(1 / self.width).floor_()
         low, high = (float(v) for v in torch.aminmax(place))
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise ValueError("model: expected finite logits, got nan or infinity")
-        while low < -_REACH or high >= _REACH:
-            place.mul_(0.5).floor_()
-            low, high, self.width = low // 2, high // 2, 2 * self.width
-            self.counts = np.pad(self.counts.reshape(-1, 2).sum(1), _REACH // 2)
+        if not (low >= -_REACH and high < _REACH):  # or nan
+            reach = f"{_REACH * self.width:,.0f}"
+            raise ValueError(f"model: expected finite logits, from -{reach} to {reach}")
         found = torch.bincount(place.sub_(low).int().flatten()).cpu().numpy()
         first = int(low) + _REACH
         self.counts[first : first + len(found)] += found
@@ -293,19 +289,12 @@ def function_data(view: FunctionView) -> dict[str, Any]:
 
 
 BINS = 120  # of the logits
-_SLOPE_BINS = 60
-_TAIL = 1e-3  # share of the slopes beyond the right end of the histogram
 
 
 def function_picture(views: Mapping[str, FunctionView]) -> Any:
-    """Plot f against the identity, its local slope, the logits and the slopes. ``views``: by name
-    of the run."""
-    figure, ((of_f, of_slope), (of_logits, of_slopes)) = panels(10.0, 8.0, 2, 2)
+    """Plot f against the identity, and the logits. ``views``: by name of the run."""
+    figure, (of_f, of_logits) = panels(10.0, 4.4, 1, 2)
     of_f.axline((0, 0), slope=1, color="0.6", lw=0.9)
-    of_slope.axhline(1, color="0.6", lw=0.9)
-    curved = [view for view in views.values() if view.function != "softmax"]
-    ends = [weighted_quantile(*of, 1 - _TAIL) for view in curved for of in view.slopes.values()]
-    edges = np.linspace(0, 1.05 * max(ends, default=1.5), _SLOPE_BINS + 1)
     for number, (name, view) in enumerate(views.items()):
         style: dict[str, Any] = {**line_style(number), "lw": 1.4}
         label, dotted = plain(f"{name}: {function_text(view)}"), style | {"linestyle": ":"}
@@ -313,23 +302,13 @@ def function_picture(views: Mapping[str, FunctionView]) -> Any:
             histogram = logits.coarse(BINS)
             share = 100 * histogram.counts / histogram.total / np.diff(histogram.edges)
             of_logits.plot(histogram.middles, np.where(share > 0, share, np.nan), **line)
-        if view.function == "softmax":
-            continue
-        of_f.plot(view.x, view.value, **style)
-        middle = (view.x[1:] + view.x[:-1]) / 2
-        of_slope.plot(middle, np.diff(view.value) / np.diff(view.x), **style)
-        for (values, weight), dashes in zip(view.slopes.values(), ("--", "-", ":"), strict=True):
-            share = np.histogram(values, edges, weights=100 * weight / weight.sum())[0]
-            of_slopes.stairs(share, edges, color=style["color"], ls=dashes)
+        if view.function != "softmax":
+            of_f.plot(view.x, view.value, **style)
     of_f.set(title="f against the identity (grey)", ylabel="f(logit), equal mean over the logits")
-    of_slope.set(title=f"mean slope of f over 1/{POINTS - 1} of the range", ylabel="slope of f")
     of_logits.set(title="logits before f: all; next words (dotted)", ylabel="% per unit")
-    pieces = "slopes: pieces of f (dashed), all logits, next words (dotted)"
-    of_slopes.set(title=pieces, xlabel="slope of f", ylabel=f"% per {edges[1]:.3f}")
     left, right = zip(*(view.x[[0, -1]] for view in views.values()), strict=True)
-    for axes in (of_f, of_slope, of_logits):
+    for axes in (of_f, of_logits):
         axes.set(xlim=(min(left), max(right)), xlabel="logit")
-    of_slope.set_ylim(bottom=0)
     of_logits.set(yscale="log")
     of_logits.set_ylim(bottom=1e-4)
     legend(figure)

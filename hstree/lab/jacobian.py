@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,13 +106,11 @@ def summarize_singular_values(values: Tensor) -> Spectrum:
     )
 
 
-@dataclass(frozen=True)
-class LayerSpectrum:
-    """The spectrum of one kind of layer. ``kind``: "linear", "dense" or "mixture"; ``gate`` and
-    ``experts`` are None except for mixtures."""
+class LayerSpectrum(NamedTuple):
+    """The spectrum of one kind of layer."""
 
-    kind: str
-    gate: str | None
+    kind: str  # "linear", "dense" or "mixture"
+    gate: str | None  # of a mixture
     experts: int | None
     parameters: int
     spectrum: Spectrum
@@ -252,6 +249,7 @@ def jacobian_picture(layers: Sequence[LayerSpectrum], activation: str, *, normal
     return figure
 
 
+_NAMES, _GATES = tuple(ACTIVATIONS), "gates of the mixtures; constant: 1 / K, none: 1"
 COMMAND = Measurement(
     "jacobian",
     "how well conditioned mixtures of experts are",
@@ -260,18 +258,8 @@ COMMAND = Measurement(
         Argument("--features", "number of inputs and outputs of the layers", 128),
         Argument("--inputs", "number of inputs of a draw", 250),
         Argument("--experts", "numbers of experts", [2, 4, 8, 16, 32], metavar="K"),
-        Argument(
-            "--activation",
-            "activation of the dense layer and of every expert",
-            "relu",
-            choices=tuple(ACTIVATIONS),
-        ),
-        Argument(
-            "--gates",
-            "gates of the mixtures; constant: 1 / K, none: 1",
-            ["softmax", "constant"],
-            choices=GATES,
-        ),
+        Argument("--activation", "of the dense layer and of experts", "relu", choices=_NAMES),
+        Argument("--gates", _GATES, ["softmax", "constant"], choices=GATES),
         Argument("--seeds", "number of draws of inputs and weights", 5),
         *DEVICE,
     ),

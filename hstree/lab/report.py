@@ -51,29 +51,18 @@ DEVICE = (
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a measurement.
-
-    Attributes:
-        notes: what a reader must know in addition to the tables, one sentence each.
-        data: all results in full precision. Dataclasses, arrays and tensors are converted for JSON;
-            nan and infinity become null.
-        rows: the same as rows for CSV, mappings or dataclasses with equal keys; None: no CSV file.
-        pictures: figures by name, in display order; "" names the only one.
-        files: other files by name.
-        appendix, introduction: Markdown below the command and below the title.
-        made: machine, versions and date of the measurement, a line; "": those of now.
-    """
+    """The result of a measurement."""
 
     title: str
     tables: Sequence[Table]
-    notes: Sequence[str] = ()
-    data: Any = None
-    rows: Sequence[Any] | None = None
-    pictures: Mapping[str, Any] = field(default_factory=dict)
-    files: Mapping[str, Content] = field(default_factory=dict)
-    appendix: str = ""
-    introduction: str = ""
-    made: str = ""
+    notes: Sequence[str] = ()  # what a reader must know in addition, one sentence each
+    data: Any = None  # all results, for JSON; nan and infinity become null
+    rows: Sequence[Any] | None = None  # for CSV, mappings or dataclasses with equal keys
+    pictures: Mapping[str, Any] = field(default_factory=dict)  # by name; "": the only one
+    files: Mapping[str, Content] = field(default_factory=dict)  # others, by name
+    appendix: str = ""  # Markdown below the command
+    introduction: str = ""  # Markdown below the title
+    made: str = ""  # machine, versions and date, a line; "": those of now
 
     def content(self, name: str, command: str) -> dict[str, Content]:
         """The files of this report by name: NAME.md, the page, which shows the command lines that
@@ -89,12 +78,8 @@ class Report:
         if self.rows is not None:
             files[f"{name}.csv"] = csv_text([*map(_record, self.rows)]).encode()
         page = markdown(self.tables, self.notes).strip()
-        made = [
-            "Made by",
-            indent(command, "    "),
-            self.appendix,
-            self.made or made_on([provenance()]),
-        ]
+        where = self.made or made_on([provenance()])
+        made = ["Made by", indent(command, "    "), self.appendix, where]
         parts = [f"# {self.title}", self.introduction.strip(), page, *shown, *made]
         files[f"{name}.md"] = ("\n\n".join(filter(None, parts)) + "\n").encode()
         return files
@@ -204,22 +189,14 @@ def processor() -> str:
 @dataclass(frozen=True)
 class Measurement:
     """A measurement as a command. The docstring of the module of ``measure`` describes it.
+    ``measure`` raises ValueError for arguments that are not valid."""
 
-    Attributes:
-        name: name of the command, and stem of the files that it writes.
-        measure: a function of the parsed arguments that returns the report. It raises ValueError
-            for arguments that are not valid.
-        runs: number of positional run folders (``nargs`` of argparse), which become
-            ``directories``; None: the command takes none.
-        output: default of ``--output``; "": the name.
-    """
-
-    name: str
+    name: str  # of the command, and stem of the files that it writes
     help: str
     measure: Callable[[argparse.Namespace], Report]
     arguments: tuple[Argument, ...] = ()
-    runs: str | int | None = None
-    output: str = ""
+    runs: str | int | None = None  # nargs of positional run folders, ``directories``
+    output: str = ""  # default of --output; "": the name
 
     def add_command(self, commands: Any) -> None:
         parser = commands.add_parser(
@@ -315,18 +292,12 @@ def read_columns(
             raise ValueError(f"{flag}: {expected}, got {column}")
     found = []
     for line, cells in lines:
-        chosen: dict[str, Any] = {
-            flag: cells[column].strip() for flag, column in {**texts, **numbers}.items()
-        }
-        if not all(chosen.values()):
-            continue
-        for flag, column in numbers.items():
+        chosen: dict[str, Any] = {f: cells[c].strip() for f, c in {**texts, **numbers}.items()}
+        if all(chosen.values()):
             try:
-                chosen[flag] = float(chosen[flag])
-            except ValueError:
-                where = f"{path}, line {line}: expected a number in column {column}"
-                raise ValueError(f"{where}, got {chosen[flag]!r}") from None
-        found.append(chosen)
+                found.append(chosen | {flag: float(chosen[flag]) for flag in numbers})
+            except ValueError as error:
+                raise ValueError(f"{path}, line {line}: expected numbers: {error}") from None
     return found, len(lines) - len(found)
 
 

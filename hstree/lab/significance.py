@@ -6,9 +6,8 @@ Welch's test (1947, for different variances) and Student's (1908, for equal ones
     t = (m1 - m2) / sqrt(s^2 (1 / n1 + 1 / n2)),  s^2 the pooled variance,
 
 for all pairs of models, with Holm's correction for the number of pairs (1979), and 95% confidence
-intervals of means and differences, as in Parthiban et al., AAAI 2021. The values are the test
-perplexities of run folders, of which those that differ only in the seed are one model, or a column
-of a CSV file such as the one that hstree study writes.
+intervals of means and differences, as in Parthiban et al., AAAI 2021. The values are a column of a
+CSV file, such as the one that hstree study or hstree compare --format csv writes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from hstree.lm._arguments import Argument
 from hstree.lm._pictures import line_style, panels, plain
 from hstree.lm.table import Table, probability
 
-from .comparison import Comparison, compare
 from .report import Form, Measurement, Report, read_columns, record_table, row_table, skipped
 
 CONFIDENCE = 0.95
@@ -162,38 +160,16 @@ def _sample(name: str, values: Sequence[float]) -> Sample:
     return Sample(name, tuple(values), mean, deviation, low, high)
 
 
-def model_perplexities(comparison: Comparison) -> dict[str, list[float]]:
-    """The test perplexities of the finished runs of each group, for :func:`significance_tests`, by
-    the head, or with its settings if another group has the same head. Raises ValueError if the
-    finished runs are on different texts."""
-    finals = {
-        name: [run.final for run in runs if run.final] for name, runs in comparison.groups.items()
-    }
-    if len({final.text for group in finals.values() for final in group}) > 1:
-        message = "the runs differ in text or vocabulary: their perplexities are not comparable"
-        raise ValueError(message)
-    groups = {name: [f.test_perplexity for f in group] for name, group in finals.items() if group}
-    heads = [name.partition(",")[0] for name in groups]
-    names = [head if heads.count(head) == 1 else n for head, n in zip(heads, groups, strict=True)]
-    return dict(zip(names, groups.values(), strict=True))
-
-
 def measure(arguments: argparse.Namespace) -> Report:
-    quantity = "test perplexity"
-    if arguments.table is None:
-        if not arguments.directories:
-            raise ValueError("expected run folders or --table FILE, got neither")
-        comparison = compare(arguments.directories)
-        values, notes = model_perplexities(comparison), list(comparison.notes)
-    else:
-        if arguments.directories:
-            raise ValueError("--table: expected either a table or runs, got both")
-        columns = {"--model": arguments.model}, {"--value": arguments.value}
-        lines, left_out = read_columns(arguments.table, *columns)
-        notes, values = skipped(left_out, arguments.table, "an empty cell"), {}
-        for line in lines:
-            values.setdefault(line["--model"], []).append(line["--value"])
-        quantity = arguments.value.replace("_", " ")
+    columns = {"--model": arguments.model}, {"--value": arguments.value}
+    lines, left_out = read_columns(arguments.table, *columns)
+    values: dict[str, list[float]] = {}
+    for line in lines:
+        values.setdefault(line["--model"], []).append(line["--value"])
+    notes, quantity = (
+        skipped(left_out, arguments.table, "an empty cell"),
+        arguments.value.replace("_", " "),
+    )
     result = significance_tests(values)
     return Report(
         f"Significance of differences in {quantity}",
@@ -269,9 +245,8 @@ COMMAND = Measurement(
     "t-tests between the seeds of models",
     measure,
     (
-        Argument("--table", "instead of runs: a CSV file with a line for each run", metavar="FILE"),
+        Argument("--table", "CSV file with a line for each run", metavar="FILE", required=True),
         Argument("--model", "column of the table with the names", "model", metavar="COLUMN"),
         Argument("--value", "column of the table to test", "test_perplexity", metavar="COLUMN"),
     ),
-    runs="*",
 )

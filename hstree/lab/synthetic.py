@@ -205,11 +205,10 @@ def fit_head(
 ) -> SyntheticFit:
     """Fit a head and a trainable vector for every context to targets [N, M], drawn with ``alpha``.
 
-    Full-batch Adam minimizes the mean cross-entropy; the learning rate decays to 0 as (1 + cos(pi
-    x)) / 2. Context vectors are initialized from a standard normal distribution, the head as usual.
-    Context vectors and head have the same learning rate, except for parameters with their own (the
-    slopes of a PLIF, 0.02). The fit stops early if the divergence is below :data:`FITTED` or nan.
-    Training is in float32; results are computed in float64.
+    Full-batch Adam minimizes the mean cross-entropy in float32; the learning rate decays to 0 as
+    (1 + cos(pi x)) / 2. Context vectors start from a standard normal distribution, the head as
+    usual. Both have the same learning rate, except for parameters with their own (the slopes of a
+    PLIF, 0.02). The fit stops early if the divergence is below :data:`FITTED` or nan.
     """
     truth = torch.from_numpy(targets).to(device)
     wanted = truth.float()

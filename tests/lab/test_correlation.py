@@ -251,7 +251,7 @@ def test_unusable_arguments(capsys: pytest.CaptureFixture[str], table: Path) -> 
         f"--x: expected one of the columns of study.csv {listed}, got rank\n"
     )
     assert "--within: expected one of" in fails(capsys, "study.csv", "--within", "size")
-    message = "study.csv, line 2: expected a number in column state, got 'finished'"
+    message = "study.csv, line 2: expected numbers: could not convert string to float: 'finished'"
     assert message in fails(capsys, "study.csv", "--y", "state")
     assert "missing.csv" in fails(capsys, "missing.csv")
     message = "study.csv, x = press_rank, y = k: y: expected values that vary, got 7 times 2"
