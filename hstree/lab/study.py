@@ -487,9 +487,9 @@ def read_state(run: StudyRun, rank: RankSettings | None) -> StudyRun:
             )
     ranks = None
     if rank is not None and (run.path / RANK).is_file():
-        with suppress(ValueError):  # as if there were none
-            ranks = json.loads((run.path / RANK).read_text(encoding="utf-8"))
-            ranks = ranks if ranks["settings"] == dataclasses.asdict(rank) else None
+        with suppress(ValueError, KeyError, TypeError):  # as if there were none
+            found = json.loads((run.path / RANK).read_text(encoding="utf-8"))
+            ranks = found if found["settings"] == dataclasses.asdict(rank) else None
     run = replace(run, state="interrupted", figures=figures, ranks=ranks)
     if figures.final is not None:
         ranked = rank is None or ranks is not None

@@ -426,8 +426,9 @@ def test_ranks_that_are_missing_are_taken(workshop: Workshop, tmp_path: Path) ->
     other = parse_study(TEXT.replace("100 }", "200 }"))
     assert states(study_runs(other, tmp_path)) == ["without ranks"] * 9
     # Half a file is none.
-    (runs[0].path / "rank.json").write_text("{")
-    assert states(study_runs(study, tmp_path)) == ["without ranks"] + ["finished"] * 8
+    for content in ("{", "{}", "[]"):
+        (runs[0].path / "rank.json").write_text(content)
+        assert states(study_runs(study, tmp_path)) == ["without ranks"] + ["finished"] * 8
 
 
 def test_a_run_that_fails_is_noted_and_the_others_go_on(workshop: Workshop, tmp_path: Path) -> None:
