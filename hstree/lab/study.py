@@ -149,29 +149,25 @@ def parse_study(source: str, name: str = "study") -> Study:
         raise StudyError(f"not TOML: {error}") from None
     _only(values, ("name", "seeds", "baseline", "rank", "settings", "models"))
     settings, tables = values.get("settings", {}), values.get("models")
-    if not isinstance(settings, dict):
-        raise StudyError(f"settings: expected a table, got {quoted(settings)}")
-    if not isinstance(tables, list) or not tables:
-        raise StudyError(f"models: expected at least one table [[models]], got {quoted(tables)}")
+    _expect("settings", "a table", settings, isinstance(settings, dict))
+    listed = isinstance(tables, list) and tables != []
+    _expect("models", "at least one table [[models]]", tables, listed)
     with _within("[settings]"):
         _only(settings, _SETTINGS)
     models: list[StudyModel] = []
     for number, each in enumerate(tables, start=1):
         kinds = [key for key in ("head", "preset") if isinstance(each, dict) and key in each]
-        if len(kinds) != 1:
-            expected = "expected a table with a head or a preset"
-            raise StudyError(f"[[models]] number {number}: {expected}, got {quoted(each)}")
+        place = f"[[models]] number {number}"
+        _expect(place, "a table with a head or a preset", each, len(kinds) == 1)
         model_name = _name(each.get("name", each[kinds[0]]))
         with _within(f"model {model_name!r}"):
             models += _models(model_name, each, settings)
     folders = [run_name(model, 0).casefold() for model in models]
     for model, folder in zip(models, folders, strict=True):
-        if folders.count(folder) > 1:
-            raise StudyError(f"models: expected different names, got {quoted(model.label)}")
+        _expect("models", "different names", model.label, folders.count(folder) == 1)
     baseline, labels = values.get("baseline"), [model.label for model in models]
-    if baseline is not None and baseline not in labels:
-        known = shortened(", ".join(map(repr, labels)), 1000)
-        raise StudyError(f"baseline: expected one of the models {known}, got {quoted(baseline)}")
+    known = f"one of the models {shortened(', '.join(map(repr, labels)), 1000)}"
+    _expect("baseline", known, baseline, baseline in (None, *labels))
     seeds, rank = _seeds(values.get("seeds", 1)), _rank(values.get("rank", False))
     return Study(_name(values.get("name", name)), tuple(models), seeds, baseline, rank, source)
 
@@ -192,35 +188,45 @@ def _within(place: object) -> Iterator[None]:
         raise StudyError(f"{place}: {error}") from None
 
 
+def _expect(key: str, expected: str, value: Any, fits: bool) -> None:
+    if not fits:
+        raise StudyError(f"{key}: expected {expected}, got {quoted(value)}")
+
+
+def _only(values: Iterable[str], known: Sequence[str]) -> None:
+    for key in values:
+        if key not in known:
+            listed = f"{', '.join(known)}{meant(key, known)}"
+            raise StudyError(f"unknown key {quoted(key)}, expected one of {listed}")
+
+
 def _name(name: Any) -> str:
     usable = isinstance(name, str) and name.isprintable() and name.strip(" .") != ""
-    if not usable or name != Path(name).name:
-        raise StudyError(f"name: expected a valid name for a folder, got {quoted(name)}")
+    _expect("name", "a valid name for a folder", name, usable and name == Path(name).name)
     return str(name)
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
     seeds = value if isinstance(value, list) else [value]
-    if not seeds or any(type(seed) is not int for seed in seeds) or len({*seeds}) < len(seeds):
-        raise StudyError(f"seeds: expected different whole numbers, got {quoted(value)}")
+    different = seeds and all(type(s) is int for s in seeds) and len({*seeds}) == len(seeds)
+    _expect("seeds", "different whole numbers", value, bool(different))
     with _within("seeds"):
-        return tuple(TrainConfig(seed=seed).seed for seed in seeds)
+        for seed in (min(seeds), max(seeds)):  # the limits are those of a range
+            TrainConfig(seed=seed)
+    return tuple(seeds)
 
 
 def _rank(value: Any) -> RankSettings | None:
-    if value is False:
-        return None
-    if value is not True and not isinstance(value, dict):
-        raise StudyError(f"rank: expected true, false or a table, got {quoted(value)}")
-    given = {} if value is True else value
+    _expect("rank", "true, false or a table", value, isinstance(value, (bool, dict)))
+    given = value if isinstance(value, dict) else {}
     with _within("rank"):
         _only(given, ("rows", "split"))
     rank = RankSettings(**given)
-    if rank.rows is not None and (type(rank.rows) is not int or rank.rows < 1):
-        raise StudyError(f"rank.rows: expected a number of contexts, got {quoted(rank.rows)}")
-    if rank.split not in ("train", "valid", "test"):
-        raise StudyError(f"rank.split: expected train, valid or test, got {quoted(rank.split)}")
-    return rank
+    rows = rank.rows is None or (type(rank.rows) is int and rank.rows > 0)
+    _expect("rank.rows", "a number of contexts", rank.rows, rows)
+    splits = "train", "valid", "test"
+    _expect("rank.split", "train, valid or test", rank.split, rank.split in splits)
+    return None if value is False else rank
 
 
 def _models(
@@ -241,10 +247,10 @@ def _models(
         yield StudyModel(", ".join(label), config)
 
 
-def _grid(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _grid(values: Any) -> list[dict[str, Any]]:
     """The values with every list replaced by one of its elements, for each combination."""
-    if not isinstance(values, dict) or [] in values.values():
-        raise StudyError(f"expected a table without an empty list, got {quoted(values)}")
+    table = isinstance(values, dict) and [] not in values.values()
+    _expect("settings, head_options", "a table without an empty list", values, table)
     lists = [value if isinstance(value, list) else [value] for value in values.values()]
     return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*lists)]
 
@@ -261,13 +267,6 @@ def _config(
         if key not in known:
             raise StudyError(f"head_options: the head {config.head!r} has no option {key}")
     return config
-
-
-def _only(values: Iterable[str], known: Sequence[str]) -> None:
-    for key in values:
-        if key not in known:
-            listed = f"{', '.join(known)}{meant(key, known)}"
-            raise StudyError(f"unknown key {quoted(key)}, expected one of {listed}")
 
 
 # Runs
