@@ -26,7 +26,7 @@ import torch
 
 from hstree.heads import PLIF, Softmax
 from hstree.lab import log_prob_rank
-from hstree.lab.report import machine
+from hstree.lab.report import made_on, provenance
 from hstree.lm._pictures import COLOURS, new_figure, picture
 from hstree.lm.models import LanguageModel, read_stream
 from hstree.lm.runs import load_run
@@ -149,7 +149,7 @@ def main() -> None:
         "trained": ranks,
         "moved": change,
         "larger": options.larger and larger(options.larger),
-        "made": machine(),
+        "made": made_on([provenance()]),
     }
     options.save.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
     options.save.with_suffix(".png").write_bytes(picture(rank_picture(series, flat)))

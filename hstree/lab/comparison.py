@@ -16,15 +16,13 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hstree.lm._arguments import Argument
 from hstree.lm._terminal import show
 from hstree.lm.print_tables import print_tables
 from hstree.lm.runs import RunResults, read_run
-from hstree.lm.runs.flags import add_run_argument
-from hstree.lm.table import Table, count, csv_text, decimals, markdown, text
+from hstree.lm.table import Table, count, csv_text, decimals, text
 
 from .report import Form, Paragraphs, record_table
 
@@ -43,26 +41,16 @@ def spread(values: Iterable[float | None], digits: int = 2) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs in groups that differ only in the seed, by a description of head and differing settings;
-    the names of these settings, which differ between runs whose heads read them; and what a reader
-    must know in addition to the numbers, one sentence each."""
+    """Runs in groups that differ only in the seed."""
 
-    groups: dict[str, list[RunResults]]
-    differing: tuple[str, ...]
+    groups: dict[str, list[RunResults]]  # by a description of head and differing settings
+    differing: tuple[str, ...]  # settings that differ between runs whose heads read them
     notes: tuple[str, ...]
 
 
 def compare(paths: Iterable[str | os.PathLike[str]]) -> Comparison:
-    """Read run folders and compare them. Raises ValueError if there is none, a folder is repeated,
-    or one is not a run."""
-    folders = [Path(path) for path in paths]
-    if not folders:
-        raise ValueError("paths: expected at least one run folder, got none")
-    places = Counter(folder.resolve() for folder in folders)
-    for folder in folders:
-        if places[folder.resolve()] > 1:
-            raise ValueError(f"{folder}: expected every run once, got this folder twice")
-    runs = [*map(read_run, folders)]
+    """Read run folders and compare them. Raises ValueError if one is not a run."""
+    runs = [*map(read_run, paths)]
     settings = [run.compared_settings() for run in runs]
     names = dict.fromkeys(name for values in settings for name in values if name != "head")
     differing = tuple(
@@ -121,11 +109,8 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
         groups = []
         for number, (description, runs) in enumerate(comparison.groups.items(), start=1):
             finals = [run.final for run in runs if run.final is not None]
-            row = {
-                "group": str(number),
-                "model": description,
-                "finished": f"{len(finals)} of {len(runs)}",
-            }
+            row = {"group": str(number), "model": description}
+            row |= {"finished": f"{len(finals)} of {len(runs)}"}
             row |= {"valid": spread(final.valid_perplexity for final in finals)}
             groups.append(row | {"test": spread(final.test_perplexity for final in finals)})
         title = "Perplexity of finished runs, mean ± standard deviation over seeds"
@@ -136,9 +121,9 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
 def add_command(commands: Any) -> None:
     about = {"help": "compare runs", "description": __doc__, "formatter_class": Paragraphs}
     parser = commands.add_parser("compare", **about)
-    add_run_argument(parser, "+")
-    formats = "output format; csv has only the runs, in full precision"
-    Argument("--format", formats, "table", choices=("table", "markdown", "csv")).add(parser)
+    parser.add_argument("directories", metavar="RUN", nargs="+", help="folders of hstree train")
+    formats = "csv: only the runs, in full precision"
+    Argument("--format", formats, "table", choices=("table", "csv")).add(parser)
     parser.set_defaults(handler=_run)
 
 
@@ -146,8 +131,6 @@ def _run(arguments: argparse.Namespace) -> int:
     comparison = compare(arguments.directories)
     if arguments.format == "csv":
         show(csv_text(run_rows(comparison)), end="")
-    elif arguments.format == "markdown":
-        show(markdown(comparison_tables(comparison), comparison.notes), end="")
     else:
         print_tables(comparison_tables(comparison), comparison.notes)
     return 0

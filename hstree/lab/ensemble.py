@@ -23,47 +23,31 @@ import numpy.typing as npt
 import torch
 
 from hstree.heads.trees import TreeEnsemble, level_log_probs
-from hstree.lm._arguments import Argument
 from hstree.lm._pictures import panels
 from hstree.lm.models import LanguageModel, read_contexts
 
-from .report import Measurement, Report, load_runs, record_table, row_table
+from .report import DEVICE, TEXT, Measurement, Report, corpus_of, load_runs, record_table, row_table
 
 FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class TreeLoss:
-    """Losses of an ensemble of T trees over a text, in nats per token, of which there are
-    ``tokens``.
-
-    Attributes:
-        trees: loss of each single tree, [T].
-        uniform: loss of the mixture of the trees with equal weights.
-        mixture: loss of the head.
-        correlation: Pearson's correlation of the losses of two trees over the tokens, [T, T].
-        gate: mean of pi, [T].
-        gate_perplexity: mean of exp(entropy of pi), the effective number of trees that the gate
-            uses.
-    """
+    """Losses of an ensemble of T trees over a text, in nats per token."""
 
     tokens: int
-    trees: FloatArray
-    uniform: float
-    mixture: float
-    correlation: FloatArray
-    gate: FloatArray
-    gate_perplexity: float
+    trees: FloatArray  # loss of each single tree, [T]
+    uniform: float  # loss of the mixture of the trees with equal weights
+    mixture: float  # loss of the head
+    correlation: FloatArray  # Pearson's, of the losses of two trees over the tokens, [T, T]
+    gate: FloatArray  # mean of pi, [T]
+    gate_perplexity: float  # mean of exp(entropy of pi), the number of trees that the gate uses
 
 
 @torch.no_grad()
 def tree_loss(model: LanguageModel, tokens: Any) -> TreeLoss:
     """The losses of a :class:`hstree.heads.TreeEnsemble` over a text [n], n >= 2, read as one
-    stream; every token except the first is a target.
-
-    Raises:
-        ValueError: another head, or fewer than 2 tokens.
-    """
+    stream; every token except the first is a target. Raises ValueError for another head."""
     head = model.head
     if not isinstance(head, TreeEnsemble):
         raise ValueError(f"model: expected a head of trees, got the head {head.name!r}")
@@ -89,12 +73,9 @@ def tree_loss(model: LanguageModel, tokens: Any) -> TreeLoss:
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    ((name, run),) = load_runs(arguments, [arguments.directory]).items()
-    corpus = run.corpus(arguments.settings.data, arguments.settings.column)
-    try:
-        loss = tree_loss(run.model, corpus.test)
-    except ValueError as error:
-        raise ValueError(f"{arguments.directory}: {error}") from None
+    ((name, run),) = load_runs(arguments).items()
+    corpus = corpus_of(run, arguments)
+    loss = tree_loss(run.model, corpus.test)
     head: Any = run.model.head
     mean, trees = float(loss.trees.mean()), range(1, len(loss.trees) + 1)
     names, alone = [f"tree {t}" for t in trees], loss.trees.tolist()
@@ -149,7 +130,7 @@ COMMAND = Measurement(
     "tree",
     "losses of trees and mixture, correlation of errors",
     measure,
-    (Argument("directory", "run folder of hstree train", metavar="RUN"),),
-    settings=("data", "column", "device", "threads"),
+    (*TEXT, *DEVICE),
+    runs=1,
     output="results/tree",
 )

@@ -31,7 +31,17 @@ from hstree.lm.models import LanguageModel, read_contexts
 from hstree.lm.table import Table, decimals
 from hstree.ops import LogitFunction, default_chunk_rows
 
-from .report import Form, Measurement, Report, load_runs, record_table, row_table
+from .report import (
+    DEVICE,
+    TEXT,
+    Form,
+    Measurement,
+    Report,
+    corpus_of,
+    load_runs,
+    record_table,
+    row_table,
+)
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -42,20 +52,17 @@ _REACH = 1 << 21  # bins on each side
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of numbers in B bins of equal width: ``edges`` [B + 1], increasing, and ``counts``,
-    int64 [B]."""
+    """Counts of numbers in B bins of equal width."""
 
-    edges: FloatArray
-    counts: npt.NDArray[np.int64]
+    edges: FloatArray  # [B + 1], increasing
+    counts: npt.NDArray[np.int64]  # [B]
 
     @property
     def total(self) -> int:
-        """The number of counted numbers."""
         return int(self.counts.sum())
 
     @property
     def middles(self) -> FloatArray:
-        """The middle of each bin, [B]."""
         return (self.edges[1:] + self.edges[:-1]) / 2
 
     def quantile(self, share: float) -> float:
@@ -75,23 +82,19 @@ class Histogram:
 
 
 class _Counter:
-    """Counts numbers in bins origin + [i w, (i + 1) w), -_REACH <= i < _REACH; doubles w until they
-    cover all."""
+    """Counts numbers in bins origin + [i w, (i + 1) w), -_REACH <= i < _REACH."""
 
     def __init__(self, origin: float, width: float) -> None:
         self.origin, self.width = origin, width
         self.counts = np.zeros(2 * _REACH, np.int64)
 
     def add(self, values: Tensor) -> None:
-        """Count numbers; overwrites them. Raises ValueError if one is not finite."""
+        """Count numbers; overwrites them. Raises ValueError if one is not finite or beyond."""
         place = values.sub_(self.origin).mul_(1 / self.width).floor_()
         low, high = (float(v) for v in torch.aminmax(place))
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise ValueError("model: expected finite logits, got nan or infinity")
-        while low < -_REACH or high >= _REACH:
-            place.mul_(0.5).floor_()
-            low, high, self.width = low // 2, high // 2, 2 * self.width
-            self.counts = np.pad(self.counts.reshape(-1, 2).sum(1), _REACH // 2)
+        if not (low >= -_REACH and high < _REACH):  # or nan
+            reach = f"{_REACH * self.width:,.0f}"
+            raise ValueError(f"model: expected finite logits, from -{reach} to {reach}")
         found = torch.bincount(place.sub_(low).int().flatten()).cpu().numpy()
         first = int(low) + _REACH
         self.counts[first : first + len(found)] += found
@@ -121,9 +124,8 @@ class FunctionView:
     logits: Histogram  # all of them; a piecewise linear f is linear within each of its narrow bins
     next_logits: Histogram  # those of the next words of the text
     slopes: dict[str, tuple[FloatArray, npt.NDArray[Any]]]
-    """Values of f' and their weights, for ``"pieces of f"`` (the slopes of a piecewise linear
-    function, or f' at ``x`` for others), ``"all logits"`` and ``"next words"`` (at the middles of
-    the bins)."""
+    """Values of f' and their weights over the pieces of f (or at ``x`` for others), all logits and
+    the next words."""
 
 
 def check_function_head(model: LanguageModel) -> FlatHead:
@@ -226,10 +228,7 @@ def measure(arguments: argparse.Namespace) -> Report:
             check_function_head(run.model)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-    texts = {
-        name: run.corpus(arguments.settings.data, arguments.settings.column)
-        for name, run in runs.items()
-    }
+    texts = {name: corpus_of(run, arguments) for name, run in runs.items()}
     views = {name: view_function(run.model, texts[name].test) for name, run in runs.items()}
     notes = [
         f"{name}: {len(text.test) - 1:,} contexts of the test text of {text.name}"
@@ -244,14 +243,9 @@ def measure(arguments: argparse.Namespace) -> Report:
     if any(view.components > 1 for view in views.values()):
         notes.append("the logits of a mixture are those of all components, equally weighted")
     data = {name: function_data(view) for name, view in views.items()}
-    rows = [
-        {"run": name, "function": view.function, "logit": x, "value": y}
-        for name, view in views.items()
-        for x, y in zip(view.x.tolist(), view.value.tolist(), strict=True)
-    ]
     pictures = {"of-the-logits": function_picture(views)}
     title = "The function that a head applies to its logits"
-    return Report(title, function_tables(views), notes, data, rows, pictures)
+    return Report(title, function_tables(views), notes, data, pictures=pictures)
 
 
 def function_tables(views: Mapping[str, FunctionView]) -> list[Table]:
@@ -295,61 +289,27 @@ def function_data(view: FunctionView) -> dict[str, Any]:
 
 
 BINS = 120  # of the logits
-_SLOPE_BINS = 60
-_TAIL = 1e-3  # share of the slopes beyond the right end of the histogram
 
 
 def function_picture(views: Mapping[str, FunctionView]) -> Any:
-    """Plot f against the identity, its local slope, the logits and the slopes. ``views``: by name
-    of the run."""
-    figure, ((of_f, of_slope), (of_logits, of_slopes)) = panels(10.0, 8.0, 2, 2)
+    """Plot f against the identity, and the logits. ``views``: by name of the run."""
+    figure, (of_f, of_logits) = panels(10.0, 4.4, 1, 2)
     of_f.axline((0, 0), slope=1, color="0.6", lw=0.9)
-    of_slope.axhline(1, color="0.6", lw=0.9)
-    of_slopes.axvline(1, color="0.6", lw=0.9)
-    ends = [
-        weighted_quantile(*slopes, 1 - _TAIL)
-        for view in views.values()
-        for slopes in view.slopes.values()
-        if view.function != "softmax"
-    ]
-    edges = np.linspace(0, 1.05 * max(ends, default=1.5), _SLOPE_BINS + 1)
     for number, (name, view) in enumerate(views.items()):
         style: dict[str, Any] = {**line_style(number), "lw": 1.4}
-        colour, dotted = style["color"], style | {"linestyle": ":", "lw": 1.2}
-        label = plain(f"{name}: {function_text(view)}")
+        label, dotted = plain(f"{name}: {function_text(view)}"), style | {"linestyle": ":"}
         for logits, line in ((view.logits, style | {"label": label}), (view.next_logits, dotted)):
             histogram = logits.coarse(BINS)
             share = 100 * histogram.counts / histogram.total / np.diff(histogram.edges)
             of_logits.plot(histogram.middles, np.where(share > 0, share, np.nan), **line)
-        if view.function == "softmax":
-            continue
-        of_f.plot(view.x, view.value, **style)
-        middle = (view.x[1:] + view.x[:-1]) / 2
-        of_slope.plot(middle, np.diff(view.value) / np.diff(view.x), **style)
-        for end in () if view.radius is None else (-view.radius, view.radius):
-            if view.x[0] < end < view.x[-1]:
-                for axes in (of_f, of_slope):
-                    axes.axvline(end, color=colour, lw=0.8, ls=":")
-        lines = (("--", 0.9), ("-", 1.5), (":", 1.2))
-        for (values, weight), (dashes, thick) in zip(view.slopes.values(), lines, strict=True):
-            share = np.histogram(values, edges, weights=100 * weight / weight.sum())[0]
-            of_slopes.stairs(share, edges, color=colour, ls=dashes, lw=thick)
-    mean_slope = f"mean slope of f over 1/{POINTS - 1} of the range of the logits"
-    next_words = "logits before f: all; those of the next words (dotted)"
-    pieces = "slopes: pieces of f (dashed), all logits, next words (dotted)"
-    for axes, title, x, y in (
-        (of_f, "f against the identity (grey)", "logit", "f(logit), equal mean over the logits"),
-        (of_slope, mean_slope, "logit", "slope of f"),
-        (of_logits, next_words, "logit", "% per unit"),
-        (of_slopes, pieces, "slope of f", f"% per {edges[1]:.3f}"),
-    ):
-        axes.set_title(title, fontsize=9)
-        axes.set(xlabel=x, ylabel=y)
+        if view.function != "softmax":
+            of_f.plot(view.x, view.value, **style)
+    of_f.set(title="f against the identity (grey)", ylabel="f(logit), equal mean over the logits")
+    of_logits.set(title="logits before f: all; next words (dotted)", ylabel="% per unit")
     left, right = zip(*(view.x[[0, -1]] for view in views.values()), strict=True)
-    for axes in (of_f, of_slope, of_logits):
-        axes.set_xlim(min(left), max(right))
-    of_slope.set_ylim(bottom=0)
-    of_logits.set_yscale("log")
+    for axes in (of_f, of_logits):
+        axes.set(xlim=(min(left), max(right)), xlabel="logit")
+    of_logits.set(yscale="log")
     of_logits.set_ylim(bottom=1e-4)
     legend(figure)
     return figure
@@ -367,7 +327,7 @@ COMMAND = Measurement(
     "function",
     "the function that a head applies to its logits",
     measure,
+    (*TEXT, *DEVICE),
     runs="+",
-    settings=("data", "column", "device", "threads"),
     output="results/function",
 )

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +27,7 @@ from hstree.lm._pictures import COLOURS, legend, line_style, panels
 from hstree.lm.table import Table, count
 
 from .layers import ACTIVATIONS, GATES, MoEDense
-from .report import Measurement, Report, record_table
+from .report import DEVICE, Measurement, Report, record_table
 
 THRESHOLDS = (0.1, 0.01, 0.001)
 """Thresholds for counting singular values, as shares of the largest."""
@@ -39,7 +38,7 @@ _CHUNK_BYTES = 2**27
 def jacobian_singular_values(
     layer: Callable[[Tensor], Tensor], inputs: Tensor, *, chunk_size: int | None = None
 ) -> Tensor:
-    """Singular values of dy/dx at each input, largest first.
+    """Singular values of dy/dx at each input, [N, n], largest first.
 
     Equivalent, input by input, to
 
@@ -53,13 +52,6 @@ def jacobian_singular_values(
         chunk_size: number of inputs whose Jacobians are in memory at a time, besides the layer's
             intermediate gradients; None: as many as fit in 128 MiB.
 
-    Returns:
-        Singular values, [N, min(elements of y, elements of x)], in the dtype of the Jacobian.
-
-    Raises:
-        ValueError: the inputs are not a batch with at least one element each, are not floating
-            point, or the chunk size is below 1.
-
     Example:
         >>> import torch
         >>> from hstree.lab import jacobian_singular_values
@@ -68,10 +60,6 @@ def jacobian_singular_values(
     """
     if inputs.dim() < 2 or not inputs.numel():
         raise ValueError(f"inputs: expected shape [N, ...] without a 0, got {list(inputs.shape)}")
-    if not inputs.is_floating_point():
-        raise ValueError(f"inputs: expected a floating-point dtype, got {inputs.dtype}")
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size: expected at least 1, got {chunk_size}")
 
     def of_one(x: Tensor) -> Tensor:
         return layer(x.unsqueeze(0)).flatten()
@@ -82,12 +70,10 @@ def jacobian_singular_values(
             outputs = of_one(inputs[0]).numel()
             chunk_size = max(1, _CHUNK_BYTES // (outputs * size * inputs.element_size()))
         jacobian = torch.func.vmap(torch.func.jacrev(of_one))
-        return torch.cat(
-            [
-                torch.linalg.svdvals(jacobian(part).reshape(len(part), -1, size))
-                for part in torch.split(inputs, chunk_size)
-            ]
+        parts = (
+            jacobian(part).reshape(len(part), -1, size) for part in torch.split(inputs, chunk_size)
         )
+        return torch.cat([torch.linalg.svdvals(part) for part in parts])
 
 
 class Spectrum(NamedTuple):
@@ -103,8 +89,6 @@ class Spectrum(NamedTuple):
 
 def summarize_singular_values(values: Tensor) -> Spectrum:
     """The ``Spectrum`` of singular values [N, n] of :func:`jacobian_singular_values`."""
-    if values.dim() != 2 or not values.numel():
-        raise ValueError(f"values: expected shape [N, n] without a 0, got {list(values.shape)}")
     n = values.shape[1]
     normalised = values / values[:, :1].clamp_min(torch.finfo(values.dtype).tiny)
     regular = normalised > n * torch.finfo(values.dtype).eps
@@ -122,13 +106,11 @@ def summarize_singular_values(values: Tensor) -> Spectrum:
     )
 
 
-@dataclass(frozen=True)
-class LayerSpectrum:
-    """The spectrum of one kind of layer. ``kind``: "linear", "dense" or "mixture"; ``gate`` and
-    ``experts`` are None except for mixtures."""
+class LayerSpectrum(NamedTuple):
+    """The spectrum of one kind of layer."""
 
-    kind: str
-    gate: str | None
+    kind: str  # "linear", "dense" or "mixture"
+    gate: str | None  # of a mixture
     experts: int | None
     parameters: int
     spectrum: Spectrum
@@ -146,33 +128,10 @@ def jacobian_experiment(
     """Compute Jacobian spectra of untrained layers of n features: linear, dense f(W x + c), and for
     each gate and number of experts, in increasing order, a mixture sum_k g_k(x) f(W_k x + c_k).
 
-    Weights are Glorot uniform, biases 0, inputs standard normal, all in float64. Each seed draws
-    the inputs, the same for all layers, and the weights of every layer. The numbers are the same on
-    every device.
-
-    Args:
-        features: number of features, n.
-        inputs: number of inputs of each seed.
-        experts: numbers of experts, K.
-        activation: activation f, a name of :data:`hstree.lab.layers.ACTIVATIONS`.
-        gates: names of :data:`hstree.lab.layers.GATES`; see :class:`hstree.lab.layers.MoEDense`.
-        seeds: number of draws, seeds 0, 1, ...
-        device: device of the computation.
-
-    Raises:
-        ValueError: a number is below 1, a name is unknown, or a list is empty or has repetitions.
+    Weights are Glorot uniform, biases 0, the ``inputs`` of each seed 0, 1, ... standard normal, all
+    in float64. Each seed draws the inputs, the same for all layers, and the weights of every layer.
+    ``activation`` and ``gates`` are names of :mod:`hstree.lab.layers`.
     """
-    counts = [("features", features), ("inputs", inputs), ("seeds", seeds)]
-    for name, value in (*counts, *(("experts", k) for k in experts)):
-        if value < 1:
-            raise ValueError(f"{name}: expected at least 1, got {value}")
-    for name, listed in (("experts", experts), ("gates", gates)):
-        if not listed or len(set(listed)) < len(listed):
-            raise ValueError(f"{name}: expected at least one, each once, got {list(listed)}")
-    known: list[Any] = [("gates", gate, GATES) for gate in gates]
-    for name, given, names in (("activation", activation, ACTIVATIONS), *known):
-        if given not in names:
-            raise ValueError(f"{name}: expected one of {', '.join(names)}, got {given!r}")
     kinds: list[tuple[str, str | None, int | None]]
     kinds = [("linear", None, None), ("dense", None, None)]
     kinds += [("mixture", gate, k) for gate in gates for k in sorted(experts)]
@@ -185,14 +144,9 @@ def jacobian_experiment(
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 x = torch.randn(inputs, features, dtype=torch.float64)
-                layer = MoEDense(
-                    features,
-                    features,
-                    k or 1,
-                    gate=of_gate or "none",
-                    activation="identity" if kind == "linear" else activation,
-                    dtype=torch.float64,
-                ).to(device)
+                f = "identity" if kind == "linear" else activation
+                options: Any = {"gate": of_gate or "none", "activation": f, "dtype": torch.float64}
+                layer = MoEDense(features, features, k or 1, **options).to(device)
             found = jacobian_singular_values(layer, x.to(device), chunk_size=chunk_size)
             values.append(found.cpu())
         parameters = sum(parameter.numel() for parameter in layer.parameters())
@@ -204,15 +158,12 @@ def jacobian_experiment(
 def measure(arguments: argparse.Namespace) -> Report:
     names = ("features", "inputs", "experts", "activation", "gates", "seeds")
     settings = {name: getattr(arguments, name) for name in names}
+    for name in ("experts", "gates"):
+        if len(set(settings[name])) < len(settings[name]):
+            raise ValueError(f"--{name}: expected each once, got {settings[name]}")
     settings["experts"].sort()
     layers = jacobian_experiment(**settings, device=arguments.device)
-    activation, keys = arguments.activation, ("index", "mean", "deviation", "normalised")
-    rows = [
-        {"layer": layer.kind, "gate": layer.gate, "experts": layer.experts}
-        | dict(zip(keys, values, strict=True))
-        for layer in layers
-        for values in zip(range(1, arguments.features + 1), *layer.spectrum[:3], strict=True)
-    ]
+    activation = arguments.activation
     notes = [
         f"Draws of inputs and weights: {arguments.seeds}; standard normal inputs of each: "
         f"{arguments.inputs}; Glorot uniform weights, biases 0, float64.",
@@ -226,7 +177,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         "singular-values": jacobian_picture(layers, activation, normalised=False),
     }
     tables, title = [jacobian_table(layers, activation)], "Jacobians of mixtures of experts"
-    return Report(title, tables, notes, settings | {"layers": layers}, rows, pictures)
+    return Report(title, tables, notes, settings | {"layers": layers}, pictures=pictures)
 
 
 def jacobian_table(layers: Sequence[LayerSpectrum], activation: str) -> Table:
@@ -234,20 +185,19 @@ def jacobian_table(layers: Sequence[LayerSpectrum], activation: str) -> Table:
     n = len(layers[0].spectrum.mean)
     for layer in layers:
         spectrum, least = layer.spectrum, layer.spectrum.mean[-1]
-        name = f"mixture, {layer.gate} gates" if layer.gate else layer.kind
+        shares = zip(THRESHOLDS, spectrum.shares, strict=True)
         record: dict[str, Any] = {
-            "layer": name,
+            "layer": f"mixture, {layer.gate} gates" if layer.gate else layer.kind,
             "experts": layer.experts,
             "parameters": layer.parameters,
+            "largest": spectrum.mean[0],
+            "smallest": least if least >= 1e-14 else 0,
+            "zero": 1 - spectrum.rank / n,
+            **{f"above {share:g} of largest": of for share, of in shares},
+            "median condition number": spectrum.condition[1],
+            "quartiles": " to ".join(map(_condition, spectrum.condition[::2])),
         }
-        record |= {"largest": spectrum.mean[0], "smallest": least if least >= 1e-14 else 0}
-        record |= {"zero": 1 - spectrum.rank / n}
-        shares = zip(THRESHOLDS, spectrum.shares, strict=True)
-        record |= {f"above {share:g} of largest": of for share, of in shares}
-        record["median condition number"] = spectrum.condition[1]
-        records.append(
-            record | {"quartiles": " to ".join(map(_condition, spectrum.condition[::2]))}
-        )
+        records.append(record)
     forms: dict[str, Any] = {"parameters": count, "median condition number": _condition}
     forms |= {"quartiles": str, "largest": ".3f", "smallest": _digits}
     forms |= {key: ".1%" for key in records[0] if key.startswith(("zero", "above"))}
@@ -299,6 +249,7 @@ def jacobian_picture(layers: Sequence[LayerSpectrum], activation: str, *, normal
     return figure
 
 
+_NAMES, _GATES = tuple(ACTIVATIONS), "gates of the mixtures; constant: 1 / K, none: 1"
 COMMAND = Measurement(
     "jacobian",
     "how well conditioned mixtures of experts are",
@@ -307,19 +258,9 @@ COMMAND = Measurement(
         Argument("--features", "number of inputs and outputs of the layers", 128),
         Argument("--inputs", "number of inputs of a draw", 250),
         Argument("--experts", "numbers of experts", [2, 4, 8, 16, 32], metavar="K"),
-        Argument(
-            "--activation",
-            "activation of the dense layer and of every expert",
-            "relu",
-            choices=tuple(ACTIVATIONS),
-        ),
-        Argument(
-            "--gates",
-            "gates of the mixtures; constant: 1 / K, none: 1",
-            ["softmax", "constant"],
-            choices=GATES,
-        ),
+        Argument("--activation", "of the dense layer and of experts", "relu", choices=_NAMES),
+        Argument("--gates", _GATES, ["softmax", "constant"], choices=GATES),
         Argument("--seeds", "number of draws of inputs and weights", 5),
+        *DEVICE,
     ),
-    settings=("device",),
 )

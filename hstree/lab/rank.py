@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,14 +33,12 @@ from torch import Tensor
 from hstree._numerics import dtype_name
 from hstree.heads import Head, MixtureOfContexts, Softmax
 from hstree.heads.functions import Identity
-from hstree.lm._arguments import Argument, count
-from hstree.lm._arguments import number as limited
-from hstree.lm._memory import available_memory, gibibytes
+from hstree.lm._arguments import Argument
+from hstree.lm._arguments import count as whole
 from hstree.lm._pictures import legend, line_style, panels, plain
 from hstree.lm.models import LanguageModel, read_stream
-from hstree.lm.runs import load_run, run_names
 
-from .report import SPLIT, Measurement, Report, record_table
+from .report import DEVICE, SPLIT, TEXT, Measurement, Report, corpus_of, load_runs, record_table
 
 DTYPES = (torch.float32, torch.float64)
 EPSILONS = (1e-3, 1e-4, 1e-5)
@@ -50,24 +48,15 @@ _PART_BYTES = 1 << 28  # of float64 rows that are multiplied at once
 
 @dataclass(frozen=True, eq=False)
 class RankResult:
-    """Singular values of a matrix, and ranks computed from them.
-
-    Attributes:
-        shape, dtype: of the matrix [m, n].
-        singular_values: float64 [min(m, n)], largest first.
-        press_threshold: see :func:`press_threshold`.
-        press_error: bound on the error of singular values at the threshold and above.
-        press_rank: number of singular values above the threshold.
-        effective_ranks: :func:`effective_rank` for each epsilon.
-    """
+    """Singular values of a matrix, and ranks computed from them."""
 
     shape: tuple[int, int]
     dtype: torch.dtype
-    singular_values: npt.NDArray[np.float64]
+    singular_values: npt.NDArray[np.float64]  # [min(m, n)], largest first
     press_threshold: float
-    press_error: float
+    press_error: float  # bound on the error of singular values at the threshold and above
     press_rank: int
-    effective_ranks: dict[float, int]
+    effective_ranks: dict[float, int]  # by epsilon
 
 
 def press_threshold(shape: tuple[int, int], s_max: float, dtype: torch.dtype) -> float:
@@ -77,10 +66,7 @@ def press_threshold(shape: tuple[int, int], s_max: float, dtype: torch.dtype) ->
 
 
 def effective_rank(singular_values: npt.ArrayLike, epsilon: float) -> int:
-    """The least k with sum_{i <= k} s_i^2 >= (1 - epsilon) sum_i s_i^2; 0 for a matrix of zeros.
-    Raises ValueError unless epsilon is between 0 and 1."""
-    if not 0 < epsilon < 1:
-        raise ValueError(f"epsilon: expected a number between 0 and 1, got {epsilon}")
+    """The least k with sum_{i <= k} s_i^2 >= (1 - epsilon) sum_i s_i^2; 0 for a matrix of zeros."""
     values = np.sort(np.asarray(singular_values, np.float64))[::-1]
     if not values.any():
         return 0
@@ -101,22 +87,13 @@ def log_prob_rank(
     tokens: npt.NDArray[Any],
     rows: int | None = None,
     dtype: torch.dtype = torch.float32,
-    epsilons: Sequence[float] = EPSILONS,
 ) -> RankResult:
-    """The ranks of a model's log P over the first ``rows`` contexts of a text (None: all), read as
-    one stream: row i is of the word after the first i + 1 tokens, in nats.
-
-    Args:
-        model: language model, used in evaluation mode on its device. In float64 a copy of it
-            computes, since log-probabilities rounded to float32 have full rank.
-        tokens: class ids, [n], of any integer type; may be a memory map.
-        rows: number of contexts.
-        dtype: float32 or float64, of log P.
-        epsilons: of the effective ranks.
+    """The ranks of a model's log P over the first ``rows`` contexts of a text [n] of class ids
+    (None: all), read as one stream: row i is of the word after the first i + 1 tokens. In float64 a
+    copy of the model computes, since log-probabilities rounded to float32 have full rank.
 
     Raises:
-        ValueError: an argument is out of range, memory does not suffice, or a log-probability is
-            not finite.
+        ValueError: rows are out of range, or a log-probability is not finite.
 
     Example:
         >>> import torch
@@ -130,25 +107,10 @@ def log_prob_rank(
         >>> result.press_rank <= softmax_rank_bound(model.head)
         True
     """
-    if tokens.ndim != 1 or not len(tokens) or not np.issubdtype(tokens.dtype, np.integer):
-        expected = "expected at least one integer in one dimension"
-        raise ValueError(f"tokens: {expected}, got {tokens.dtype} of shape {tokens.shape}")
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
-    if rows is not None and not 1 <= rows <= len(tokens):
+    rows = len(tokens) if rows is None else rows
+    if not 1 <= rows <= len(tokens):
         raise ValueError(f"rows: expected 1 to {len(tokens):,} (the tokens), got {rows:,}")
-    shape = (len(tokens) if rows is None else rows, model.head.n_classes)
-    least, size = min(shape), dtype.itemsize
-    elements = math.prod(shape) if dtype == torch.float64 else least * shape[1]
-    needed = 3 * elements * size + 4 * 8 * least**2  # the rows, and LAPACK's copies
-    available = available_memory(model.backbone.embedding.weight.device)
-    if available is not None and needed > available:
-        matrix = f"{shape[0]:,} x {shape[1]:,} numbers of {dtype_name(dtype)}"
-        raise ValueError(
-            f"rows: expected {gibibytes(needed)} of memory for the ranks of {matrix}, but "
-            f"{gibibytes(available)} are available; fewer rows may need less"
-        )
-    return matrix_rank(log_prob_blocks(model, tokens[: shape[0]], dtype), epsilons)
+    return matrix_rank(log_prob_blocks(model, tokens[:rows], dtype))
 
 
 @torch.no_grad()
@@ -163,21 +125,15 @@ def log_prob_blocks(
         yield reader.head.log_prob(hidden).to(dtype)
 
 
-def matrix_rank(blocks: Iterable[Tensor], epsilons: Sequence[float] = EPSILONS) -> RankResult:
+def matrix_rank(blocks: Iterable[Tensor]) -> RankResult:
     """The ranks of a matrix [m, n] given as blocks [b, n] of its rows, all float32 or all float64.
 
     The Gram matrix G of a float32 matrix, in B blocks of b rows, is accurate to
     ``gamma_{b + B} |A|_F^2``, gamma_k = k u / (1 - k u), u = 2^-53, and LAPACK's eigenvalues to
     n u s_max^2. With the sum delta of both, a singular value s is accurate to
     min(sqrt(delta), delta / s). Of a matrix with fewer rows than columns, and of one in float64,
-    LAPACK decomposes all rows in float64.
-
-    Raises:
-        ValueError: an epsilon is not between 0 and 1, or a number in the matrix is not finite.
+    LAPACK decomposes all rows in float64. Raises ValueError for a number that is not finite.
     """
-    for epsilon in epsilons:
-        if not 0 < epsilon < 1:
-            raise ValueError(f"epsilons: expected numbers between 0 and 1, got {epsilon}")
     gram, kept, rows, parts = None, list[Tensor](), 0, 0
     for block in blocks:
         if not block.isfinite().all():
@@ -200,7 +156,7 @@ def matrix_rank(blocks: Iterable[Tensor], epsilons: Sequence[float] = EPSILONS) 
     threshold, exact = (press_threshold(shape, float(found[0]), d) for d in (dtype, torch.float64))
     error = exact if gram is None or not threshold else min(math.sqrt(delta), delta / threshold)
     press = int((found > threshold).sum())
-    effective = {epsilon: effective_rank(found, epsilon) for epsilon in epsilons}
+    effective = {epsilon: effective_rank(found, epsilon) for epsilon in EPSILONS}
     return RankResult(shape, dtype, found, threshold, error, press, effective)
 
 
@@ -209,9 +165,9 @@ def _part(width: int) -> int:
     return max(1, _PART_BYTES // (8 * width))
 
 
-def _add(gram: Tensor, blocks: Sequence[Tensor]) -> int:
+def _add(gram: Tensor, blocks: list[Tensor]) -> int:
     """Add the products of the rows to a Gram matrix; returns the number of additions."""
-    parts = torch.split(torch.cat([*blocks]), _part(len(gram)))
+    parts = torch.split(torch.cat(blocks), _part(len(gram)))
     for part in parts:
         wide = part.double()
         gram.addmm_(wide.T, wide)
@@ -219,29 +175,20 @@ def _add(gram: Tensor, blocks: Sequence[Tensor]) -> int:
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    dtype = getattr(torch, arguments.dtype)
-    epsilons = tuple(dict.fromkeys(arguments.epsilon or EPSILONS))
     results: dict[str, RankResult] = {}
     notes = []
-    paths = arguments.directories
-    for name, path in zip(run_names(paths), paths, strict=True):
-        run, split = load_run(path, arguments.device), f"{arguments.split} part"
-        corpus, head = (
-            run.corpus(arguments.settings.data, arguments.settings.column),
-            run.model.head,
-        )
-        tokens = getattr(corpus, arguments.split)
+    for name, run in load_runs(arguments).items():
+        split, head, corpus = arguments.split, run.model.head, corpus_of(run, arguments)
+        tokens, dtype = getattr(corpus, split), getattr(torch, arguments.dtype)
         try:
-            found = log_prob_rank(run.model, tokens, arguments.rows, dtype, epsilons)
+            found = log_prob_rank(run.model, tokens, arguments.rows, dtype)
         except ValueError as error:
-            raise ValueError(f"{path}, {split}: {error}") from None
+            raise ValueError(f"{name}, {split} part: {error}") from None
         results[name] = found
-        note = (
-            f"{name}: head {head.name}, {found.shape[0]:,} contexts of the {split} of {corpus.name}"
-        )
-        if (bound := softmax_rank_bound(head)) is not None:
-            note += f"; such a softmax has rank at most {bound}"
-        notes.append(note)
+        where = f"{found.shape[0]:,} contexts of the {split} part of {corpus.name}"
+        bound = softmax_rank_bound(head)
+        most = "" if bound is None else f"; such a softmax has rank at most {bound}"
+        notes.append(f"{name}: head {head.name}, {where}{most}")
         if found.press_threshold and found.press_error > 1e-6 * found.press_threshold:
             apart = abs(found.singular_values - found.press_threshold)
             notes.append(
@@ -253,7 +200,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     records = [
         {"matrix": name, "dtype": dtype_name(r.dtype), "rows": r.shape[0], "columns": r.shape[1]}
         | {"largest_singular_value": float(r.singular_values[0])}
-        | {key: getattr(r, key) for key in ("press_threshold", "press_rank")}
+        | {"press_threshold": r.press_threshold, "press_rank": r.press_rank}
         | {f"effective_rank_{e:g}": rank for e, rank in r.effective_ranks.items()}
         for name, r in results.items()
     ]
@@ -265,52 +212,31 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def rank_picture(results: Mapping[str, RankResult]) -> Any:
-    """The singular values against their index, as shares of the largest, with the Press thresholds;
-    and the share of the sum of squares that the k largest leave out, with a dot at each effective
-    rank."""
-    figure, (spectrum, energy) = panels(10.5, 4.6 + 0.2 * len(results), 1, 2)
-    least = min((e for r in results.values() for e in r.effective_ranks), default=1.0)
+    """The singular values against their index, as shares of the largest, with the Press
+    thresholds."""
+    figure, axes = panels(6.5, 4.6 + 0.2 * len(results))
     for place, (name, r) in enumerate(results.items()):
         style, index = line_style(place), np.arange(1, len(r.singular_values) + 1)
-        share = r.singular_values / (r.singular_values[0] or 1)
+        largest = r.singular_values[0] or 1
+        share = r.singular_values / largest
         label = f"{plain(name)}: Press rank {r.press_rank:,}"
-        spectrum.plot(index, np.where(share > 0, share, np.nan), **style, lw=1.4, label=label)
-        threshold = r.press_threshold / (r.singular_values[0] or 1)
-        spectrum.axhline(threshold, color=style["color"], lw=0.8, ls=":")
-        squares = np.square(share)
-        left = np.append(np.cumsum(squares[::-1])[::-1][1:], 0.0) / (squares.sum() or 1)
-        energy.plot(index, np.where(left > 0, left, np.nan), **style, lw=1.4)
-        dots = [rank for rank in r.effective_ranks.values() if rank]
-        energy.plot(dots, left[np.array(dots, int) - 1], "o", color=style["color"], ms=4)
-    spectrum.set(ylabel="singular value / largest; dotted: Press threshold", ylim=(1e-9, 2))
-    energy.set(ylabel="share of the sum of squares left out; dots: effective ranks")
-    energy.set_ylim(least / 30, 1)
-    for axes in (spectrum, energy):
-        axes.set(xscale="log", yscale="log", xlabel="index of the singular value")
+        axes.plot(index, np.where(share > 0, share, np.nan), **style, lw=1.4, label=label)
+        axes.axhline(r.press_threshold / largest, color=style["color"], lw=0.8, ls=":")
+    axes.set(ylabel="singular value / largest; dotted: Press threshold", ylim=(1e-9, 2))
+    axes.set(xscale="log", yscale="log", xlabel="index of the singular value")
     legend(figure)
     return figure
 
 
+_DTYPE = "dtype of the matrix and the Press threshold; with float64, models compute in it too"
 COMMAND = Measurement(
     "rank",
     "rank of the log-probability matrix",
     measure,
     (
-        SPLIT,
-        Argument("--rows", "only the first N contexts (default: all)", type=count),
-        Argument(
-            "--dtype",
-            "dtype of the matrix and the Press threshold; with float64, models compute in it too",
-            "float32",
-            choices=("float32", "float64"),
-        ),
-        Argument(
-            "--epsilon",
-            "epsilon of an effective rank; may be repeated (default: 1e-3, 1e-4 and 1e-5)",
-            type=limited("a number between 0 and 1", lambda value: 0 < value < 1),
-            action="append",
-        ),
+        *(SPLIT, *TEXT, *DEVICE),
+        Argument("--rows", "only the first N contexts (default: all)", type=whole),
+        Argument("--dtype", _DTYPE, "float32", choices=("float32", "float64")),
     ),
     runs="+",
-    settings=("data", "column", "device", "threads"),
 )

@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
-from operator import itemgetter
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -28,44 +27,42 @@ import hstree
 from hstree._files import Content, write_together
 from hstree._numerics import dtype_name
 from hstree.lm._arguments import Argument
+from hstree.lm._arguments import count as whole
 from hstree.lm._packages import optional_package
 from hstree.lm._pictures import picture
 from hstree.lm._terminal import fold
+from hstree.lm.data import Corpus
 from hstree.lm.print_tables import print_tables
-from hstree.lm.runs import Run, TrainConfig, choose_device, load_run, run_names, set_threads
-from hstree.lm.runs.flags import add_config_arguments, add_run_argument, config_values
-from hstree.lm.table import Column, Table, csv_text, markdown, number, table
+from hstree.lm.runs import Run, choose_device, load_run, run_names
+from hstree.lm.table import Table, csv_text, markdown, number
 
 Form = str | Callable[[Any], str]
 MARKERS = "osD^vP*X"  # of the curves of a picture
 SPLIT = Argument("--split", "part of the text", "test", choices=("test", "valid"))
+TEXT = (
+    Argument("--data", "text, as for hstree train (default: that of the run)", metavar="PATH"),
+    Argument("--column", "column of text of a data set or table", metavar="NAME"),
+)
+DEVICE = (
+    Argument("--device", "auto: a GPU if there is one", "auto", choices=("auto", "cpu", "cuda")),
+    Argument("--threads", "number of CPU threads (default: chosen by torch)", type=whole),
+)
 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a measurement: a title, tables, and ``notes``, what a reader must know in
-    addition, one sentence each.
-
-    Attributes:
-        data: all results in full precision. Dataclasses, arrays and tensors are converted for JSON;
-            nan and infinity become null.
-        rows: the same as rows for CSV, mappings or dataclasses with equal keys; None: no CSV file.
-        pictures: figures by name, in display order; "" names the only one.
-        files: other files by name.
-        appendix, introduction: Markdown below the command and below the title.
-        made: machine, versions and date of the measurement, a line; "": those of now.
-    """
+    """The result of a measurement."""
 
     title: str
     tables: Sequence[Table]
-    notes: Sequence[str] = ()
-    data: Any = None
-    rows: Sequence[Any] | None = None
-    pictures: Mapping[str, Any] = field(default_factory=dict)
-    files: Mapping[str, Content] = field(default_factory=dict)
-    appendix: str = ""
-    introduction: str = ""
-    made: str = ""
+    notes: Sequence[str] = ()  # what a reader must know in addition, one sentence each
+    data: Any = None  # all results, for JSON; nan and infinity become null
+    rows: Sequence[Any] | None = None  # for CSV, mappings or dataclasses with equal keys
+    pictures: Mapping[str, Any] = field(default_factory=dict)  # by name; "": the only one
+    files: Mapping[str, Content] = field(default_factory=dict)  # others, by name
+    appendix: str = ""  # Markdown below the command
+    introduction: str = ""  # Markdown below the title
+    made: str = ""  # machine, versions and date, a line; "": those of now
 
     def content(self, name: str, command: str) -> dict[str, Content]:
         """The files of this report by name: NAME.md, the page, which shows the command lines that
@@ -81,7 +78,8 @@ class Report:
         if self.rows is not None:
             files[f"{name}.csv"] = csv_text([*map(_record, self.rows)]).encode()
         page = markdown(self.tables, self.notes).strip()
-        made = ["Made by", indent(command, "    "), self.appendix, self.made or machine()]
+        where = self.made or made_on([provenance()])
+        made = ["Made by", indent(command, "    "), self.appendix, where]
         parts = [f"# {self.title}", self.introduction.strip(), page, *shown, *made]
         files[f"{name}.md"] = ("\n\n".join(filter(None, parts)) + "\n").encode()
         return files
@@ -96,11 +94,10 @@ def row_table(
     """A table of rows of values. ``forms``: for each column the function that formats its numbers,
     which are aligned right, or None for text. The last one is that of all further columns."""
     of = [*forms, *forms[-1:] * (len(header) - len(forms))]
-    columns: list[Column] = [
-        (name, itemgetter(place), form) if form else (name, itemgetter(place))
-        for place, (name, form) in enumerate(zip(header, of, strict=True))
-    ]
-    return table(title, rows, columns)
+    cells = (
+        tuple(form(v) if form else str(v) for form, v in zip(of, row, strict=True)) for row in rows
+    )
+    return Table(title, tuple(header), tuple(cells), tuple(form is not None for form in of))
 
 
 def record_table(
@@ -176,11 +173,6 @@ def made_on(records: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join([*text, days]).replace("1 threads", "one thread") + "."
 
 
-def machine() -> str:
-    """Machine, threads, versions and date of now in one line."""
-    return made_on([provenance()])
-
-
 @cache
 def processor() -> str:
     """The name of the processor, if the system provides it."""
@@ -197,25 +189,14 @@ def processor() -> str:
 @dataclass(frozen=True)
 class Measurement:
     """A measurement as a command. The docstring of the module of ``measure`` describes it.
+    ``measure`` raises ValueError for arguments that are not valid."""
 
-    Attributes:
-        name: name of the command, and stem of the files that it writes.
-        measure: a function of the parsed arguments that returns the report. It raises ValueError
-            for arguments that are not valid. With ``settings`` the arguments have ``settings``, a
-            :class:`hstree.lm.runs.TrainConfig`, and ``device``, a :class:`torch.device`.
-        runs: number of positional run folders (``nargs`` of argparse), which become
-            ``directories``; None: the command takes none.
-        settings: settings of ``hstree train`` that the command takes.
-        output: default of ``--output``; "": the name.
-    """
-
-    name: str
+    name: str  # of the command, and stem of the files that it writes
     help: str
     measure: Callable[[argparse.Namespace], Report]
     arguments: tuple[Argument, ...] = ()
-    runs: str | None = None
-    settings: tuple[str, ...] = ()
-    output: str = ""
+    runs: str | int | None = None  # nargs of positional run folders, ``directories``
+    output: str = ""  # default of --output; "": the name
 
     def add_command(self, commands: Any) -> None:
         parser = commands.add_parser(
@@ -225,20 +206,19 @@ class Measurement:
             formatter_class=Paragraphs,
         )
         if self.runs is not None:
-            add_run_argument(parser, self.runs)
-        text = "folder for the page, pictures and figures, created if it does not exist; files of "
-        text += "the same name are replaced"
+            about = "run folders of hstree train"
+            parser.add_argument("directories", metavar="RUN", nargs=self.runs, help=about)
+        text = "folder for the page, pictures and figures; files of the same name are replaced"
         folder = Argument("--output", text, self.output or self.name, metavar="FOLDER")
         for argument in (*self.arguments, folder):
             argument.add(parser)
-        add_config_arguments(parser, only=self.settings)
         parser.set_defaults(handler=self._run)
 
     def _run(self, arguments: argparse.Namespace) -> int:
-        if self.settings:
-            arguments.settings = TrainConfig(**config_values(arguments))
-            arguments.device = choose_device(arguments.settings.device)
-            set_threads(arguments.settings)
+        if "device" in arguments:
+            arguments.device = choose_device(arguments.device)
+            if getattr(arguments, "threads", None) is not None:
+                torch.set_num_threads(arguments.threads)
         optional_package("matplotlib", self.name, "lm")  # before the work, not after it
         with output_folder(arguments.output) as folder:
             report = self.measure(arguments)
@@ -282,11 +262,14 @@ def output_folder(output: str) -> Iterator[Path]:
         raise
 
 
-def load_runs(arguments: argparse.Namespace, paths: Sequence[str] = ()) -> dict[str, Run]:
-    """Load the runs of a command, or others, by name, on its device."""
-    paths = paths or arguments.directories
-    named = zip(run_names(paths), paths, strict=True)
-    return {name: load_run(path, arguments.device) for name, path in named}
+def load_runs(arguments: argparse.Namespace) -> dict[str, Run]:
+    """The runs of a command by name, on its device."""
+    paths, device = arguments.directories, getattr(arguments, "device", "cpu")
+    return {n: load_run(p, device) for n, p in zip(run_names(paths), paths, strict=True)}
+
+
+def corpus_of(run: Run, arguments: argparse.Namespace) -> Corpus:
+    return run.corpus(arguments.data, arguments.column)
 
 
 def read_columns(
@@ -295,38 +278,26 @@ def read_columns(
     """Read columns of a CSV file in UTF-8 whose first line names them: the cells of each line by
     flag, and the number of lines skipped because one of these cells is empty. ``texts`` and
     ``numbers``, which are converted to float, hold the name of a column for each flag. Raises
-    ValueError if it is not such a table, a column is missing, or a cell is not a number."""
+    ValueError if a column is missing or a cell is not a number."""
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            lines = [(reader.line_num, cells) for cells in reader if cells]
+            reader = csv.DictReader(file, restval="", strict=True)
+            names = reader.fieldnames or []
+            lines = [(reader.line_num, cells) for cells in reader]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path}: expected a CSV file in UTF-8: {error}") from None
-    if not lines:
-        expected = "expected a line with the names of the columns"
-        raise ValueError(f"{path}: {expected}, got an empty file")
-    names = lines.pop(0)[1]
-    columns = {**texts, **numbers}
-    for flag, column in columns.items():
-        if names.count(column) != 1:
+    for flag, column in (*texts.items(), *numbers.items()):
+        if column not in names:
             expected = f"expected one of the columns of {path} ({', '.join(names)})"
             raise ValueError(f"{flag}: {expected}, got {column}")
     found = []
     for line, cells in lines:
-        where = f"{path}, line {line}"
-        if len(cells) != len(names):
-            expected = f"expected {len(names)} cells as in the first line"
-            raise ValueError(f"{where}: {expected}, got {len(cells)}")
-        chosen: dict[str, Any] = {f: cells[names.index(c)].strip() for f, c in columns.items()}
-        if not all(chosen.values()):
-            continue
-        for flag, column in numbers.items():
+        chosen: dict[str, Any] = {f: cells[c].strip() for f, c in {**texts, **numbers}.items()}
+        if all(chosen.values()):
             try:
-                chosen[flag] = float(chosen[flag])
-            except ValueError:
-                expected = f"expected a number in column {column}"
-                raise ValueError(f"{where}: {expected}, got {chosen[flag]!r}") from None
-        found.append(chosen)
+                found.append(chosen | {flag: float(chosen[flag]) for flag in numbers})
+            except ValueError as error:
+                raise ValueError(f"{path}, line {line}: expected numbers: {error}") from None
     return found, len(lines) - len(found)
 
 

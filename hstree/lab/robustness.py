@@ -25,23 +25,23 @@ from torch import Tensor
 
 from hstree._numerics import dtype_name
 from hstree._progress import track
-from hstree.lm._arguments import Argument, not_negative
+from hstree.lm._arguments import Argument
 from hstree.lm._pictures import legend, line_style, panels
 
 from .rank import DTYPES, EPSILONS, effective_rank, press_threshold
-from .report import Measurement, Report, record_table
+from .report import DEVICE, Measurement, Report, record_table
 
 Device = torch.device | str
+VARIANCES = [10.0**power for power in range(-30, -4)]  # c
 
 
 class NoisePoint(NamedTuple):
-    """Ranks of a matrix with noise of variance c / n^2: the measured Press rank, the one of
-    :func:`expected_press_rank`, and effective ranks by epsilon."""
+    """Ranks of a matrix with noise of variance c / n^2."""
 
     c: float
     press_rank: int
-    expected: float
-    effective_ranks: dict[float, int]
+    expected: float  # of :func:`expected_press_rank`
+    effective_ranks: dict[float, int]  # by epsilon
 
 
 def reconstructions(
@@ -61,13 +61,7 @@ def reconstructions(
     Returns:
         Press ranks of the pruned matrix and after every repetition, and the relative change: the
         Frobenius norm of the last minus the first matrix, divided by that of the first.
-
-    Raises:
-        ValueError: unless 1 <= rank < size and repetitions >= 1.
     """
-    _check_rank(rank, size)
-    if repetitions < 1:
-        raise ValueError(f"repetitions: expected at least 1, got {repetitions}")
     generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(size, size, generator=generator, dtype=torch.float64)
     u, s, vh = torch.linalg.svd(normal.to(device, dtype))
@@ -95,14 +89,7 @@ def noise_ranks(
 
     The matrix has random singular vectors and the singular values exp(-i / 2), 0 <= i < rank;
     of 10, its effective ranks are 7, 9 and 10 for epsilon 1e-3, 1e-4 and 1e-5.
-
-    Raises:
-        ValueError: unless 1 <= rank < size and every c is finite and at least 0.
     """
-    _check_rank(rank, size)
-    for c in variances:
-        if not (math.isfinite(c) and c >= 0):
-            raise ValueError(f"variances: expected finite numbers of at least 0, got {c}")
     options: Any = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
     left, right = (torch.linalg.qr(torch.randn(size, rank, **options)).Q for _ in range(2))
     clean = (left * torch.exp(-torch.arange(rank, dtype=torch.float64) / 2)) @ right.T
@@ -130,14 +117,9 @@ def _press_rank(s: Tensor) -> int:
     return int((s > press_threshold((len(s), len(s)), float(s[0]), s.dtype)).sum())
 
 
-def _check_rank(rank: int, size: int) -> None:
-    if not 1 <= rank < size:
-        raise ValueError(f"rank: expected 1 to {size - 1} (below the size), got {rank}")
-
-
 def measure(arguments: argparse.Namespace) -> Report:
     size, rank, seed, device = arguments.size, arguments.rank, arguments.seed, arguments.device
-    if rank >= size:
+    if not rank < size:
         raise ValueError(f"--rank: expected a number below --size, {size}, got {rank}")
     repeated, n = [], arguments.repetitions
     for prune, dtype in itertools.product((True, False), DTYPES):
@@ -146,13 +128,11 @@ def measure(arguments: argparse.Namespace) -> Report:
         row: dict[str, Any] = {"dtype": dtype_name(dtype), "pruned": pruned, "repetitions": n}
         row |= {"lowest_press_rank": min(ranks), "highest_press_rank": max(ranks)}
         repeated.append(row | {"relative_change": change})
-    variances = sorted(set(arguments.c or (10.0**power for power in range(-30, -4))))
-    points = {dtype_name(d): noise_ranks(size, variances, rank, d, seed, device) for d in DTYPES}
     rows = [
-        {"dtype": name, "c": p.c, "press_rank": p.press_rank, "expected": p.expected}
+        {"dtype": dtype_name(dtype), "c": p.c, "press_rank": p.press_rank, "expected": p.expected}
         | {f"effective_rank_{e:g}": rank for e, rank in p.effective_ranks.items()}
-        for name, own in points.items()
-        for p in own
+        for dtype in DTYPES
+        for p in noise_ranks(size, VARIANCES, rank, dtype, seed, device)
     ]
     tables = [
         record_table("Decomposed and multiplied repeatedly", repeated, {"relative_change": ".1e"}),
@@ -164,31 +144,32 @@ def measure(arguments: argparse.Namespace) -> Report:
         "expected: by the quarter-circle law for the singular values of noise",
     ]
     data = {"size": size, "rank": rank, "seed": seed, "reconstructions": repeated, "noise": rows}
-    pictures = {"noise": noise_picture(points)}
+    pictures = {"noise": noise_picture(rows)}
     return Report("Robustness of the Press rank", tables, notes, data, rows, pictures)
 
 
-def noise_picture(points: Mapping[str, Sequence[NoisePoint]]) -> Any:
+def noise_picture(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Press ranks, measured and expected by the quarter-circle law, and the effective ranks of the
-    last dtype, against c. ``points``: by dtype, in increasing c."""
+    last dtype, against c."""
     figure, axes = panels(7.6, 5.6)
-    for place, (name, every) in enumerate(points.items()):
-        own, colour = [point for point in every if point.c > 0], line_style(place)["color"]
-        c = [point.c for point in own]
-        measured, law = [p.press_rank for p in own], [p.expected for p in own]
-        axes.plot(c, measured, "o-", ms=4, lw=1, color=colour, label=f"Press rank, {name}")
-        label = f"the same by the quarter-circle law, {name}"
-        axes.plot(c, law, "o", mfc="none", ms=9, color=colour, label=label)
-    for place, epsilon in enumerate(EPSILONS, start=len(points)):
-        ranks, label = [p.effective_ranks[epsilon] for p in own], f"effective rank, {epsilon:g}"
-        axes.plot(c, ranks, "s--", ms=4, lw=1, color=line_style(place)["color"], label=label)
+    for place, name in enumerate(map(dtype_name, DTYPES)):
+        own, colour = [row for row in rows if row["dtype"] == name], line_style(place)["color"]
+        for key, marker, label in (
+            ("press_rank", "o-", f"Press rank, {name}"),
+            ("expected", "s", f"the same by the quarter-circle law, {name}"),
+        ):
+            axes.plot(
+                VARIANCES, [row[key] for row in own], marker, mfc="none", c=colour, label=label
+            )
+    for place, e in enumerate(EPSILONS, start=len(DTYPES)):
+        ranks, colour = [row[f"effective_rank_{e:g}"] for row in own], line_style(place)["color"]
+        axes.plot(VARIANCES, ranks, "s--", ms=4, c=colour, label=f"effective rank, {e:g}")
     axes.set(xlabel="c, variance of the noise times n squared (log scale)", xscale="log")
     axes.set(ylabel="rank (log scale)", yscale="log")
     legend(figure, ncols=2)
     return figure
 
 
-C = "n^2 times the variance of the noise; may be repeated (default: every power of ten from 1e-30 "
 COMMAND = Measurement(
     "robustness",
     "Press rank under rounding and noise",
@@ -197,8 +178,7 @@ COMMAND = Measurement(
         Argument("--size", "n, rows and columns of the matrices", 1000),
         Argument("--rank", "r, number of singular values to keep", 10),
         Argument("--repetitions", "number of times that a matrix is decomposed and multiplied", 10),
-        Argument("--c", f"{C}to 1e-5)", type=not_negative, action="append"),
         Argument("--seed", "seed of matrices and noise", 0, type=int),
+        *DEVICE,
     ),
-    settings=("device", "threads"),
 )

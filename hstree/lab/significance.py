@@ -6,9 +6,8 @@ Welch's test (1947, for different variances) and Student's (1908, for equal ones
     t = (m1 - m2) / sqrt(s^2 (1 / n1 + 1 / n2)),  s^2 the pooled variance,
 
 for all pairs of models, with Holm's correction for the number of pairs (1979), and 95% confidence
-intervals of means and differences, as in Parthiban et al., AAAI 2021. The values are the test
-perplexities of run folders, of which those that differ only in the seed are one model, or a column
-of a CSV file such as the one that hstree study writes.
+intervals of means and differences, as in Parthiban et al., AAAI 2021. The values are a column of a
+CSV file, such as the one that hstree study or hstree compare --format csv writes.
 """
 
 from __future__ import annotations
@@ -25,23 +24,19 @@ from hstree.lm._arguments import Argument
 from hstree.lm._pictures import line_style, panels, plain
 from hstree.lm.table import Table, probability
 
-from .comparison import Comparison, compare
 from .report import Form, Measurement, Report, read_columns, record_table, row_table, skipped
 
 CONFIDENCE = 0.95
-_MODEL, _VALUE = "model", "test_perplexity"
 
 
 class TTest(NamedTuple):
-    """An unpaired two-sided t-test of equal means: the statistic t, its degrees of freedom, the
-    probability of a t at least as far from 0 if the means are equal, their difference (first minus
-    second) and its 95% confidence interval."""
+    """An unpaired two-sided t-test of equal means."""
 
     statistic: float
     degrees_of_freedom: float
-    p_value: float
-    difference: float
-    low: float
+    p_value: float  # probability of a t at least as far from 0 if the means are equal
+    difference: float  # of the means, first minus second
+    low: float  # 95% confidence interval of the difference
     high: float
 
 
@@ -54,18 +49,11 @@ def t_test(
 
         scipy.stats.ttest_ind(first, second, equal_var=equal_variances)
 
-    If no group varies, so that the denominator is 0, or if a value is not finite, all attributes
-    except the difference are nan.
-
-    Raises:
-        ValueError: a group has fewer than two values.
+    of at least two values each. If no group varies, so that the denominator is 0, or if a value is
+    not finite, all attributes except the difference are nan.
     """
     from scipy.stats import ttest_ind
 
-    for name, values in (("first", first), ("second", second)):
-        if len(values) < 2:
-            expected = "at least two values for a t-test"
-            raise ValueError(f"{name}: expected {expected}, got {len(values)}")
     finite = all(map(math.isfinite, (*first, *second)))
     add = math.fsum if finite else sum
     difference = add(first) / len(first) - add(second) / len(second)
@@ -114,7 +102,7 @@ class Sample(NamedTuple):
 
 
 class PairTest(NamedTuple):
-    """Welch's and Student's test of two models, and their p-values corrected by :func:`holm` over
+    """Two models, Welch's and Student's test, and their p-values corrected by :func:`holm` over
     all pairs."""
 
     first: str
@@ -138,14 +126,13 @@ def significance_tests(values: Mapping[str, Sequence[float]]) -> Significance:
     such as test perplexities. A model with fewer than two values, or with one that is not finite,
     is listed but not tested. Raises ValueError if fewer than two models can be tested."""
     samples = tuple(_sample(name, numbers) for name, numbers in values.items())
-    notes, tested = [], []
-    for sample in samples:
-        if len(sample.values) < 2:
-            notes.append(f"{sample.name} is not tested: it has one value, a t-test needs two")
-        elif not all(map(math.isfinite, sample.values)):
-            notes.append(f"{sample.name} is not tested: not all its values are finite")
-        else:
-            tested.append(sample)
+    tested = [s for s in samples if len(s.values) > 1 and math.isfinite(s.mean)]
+    notes = [
+        f"{sample.name} is not tested: "
+        + ("not all its values are finite" if len(sample.values) > 1 else "it has one value")
+        for sample in samples
+        if sample not in tested
+    ]
     if len(tested) < 2:
         expected = "expected at least two models with two or more finite values each"
         raise ValueError(f"{expected}, got {len(tested)} of {len(samples)}")
@@ -153,83 +140,43 @@ def significance_tests(values: Mapping[str, Sequence[float]]) -> Significance:
     welch = [t_test(a.values, b.values) for a, b in couples]
     student = [t_test(a.values, b.values, equal_variances=True) for a, b in couples]
     corrected = [holm([test.p_value for test in tests]) for tests in (welch, student)]
-    names = [(a.name, b.name) for a, b in couples]
-    tests = zip(names, welch, student, *corrected, strict=True)
-    pairs = tuple(PairTest(*couple, *of) for couple, *of in tests)
-    for pair in pairs:
-        if math.isnan(pair.welch.p_value):
-            both = f"{pair.first} and {pair.second}"
-            notes.append(f"{both} are not tested: neither varies from seed to seed")
+    tests = zip(couples, welch, student, *corrected, strict=True)
+    pairs = tuple(PairTest(a.name, b.name, *of) for (a, b), *of in tests)
+    notes += [
+        f"{pair.first} and {pair.second} are not tested: neither varies from seed to seed"
+        for pair in pairs
+        if math.isnan(pair.welch.p_value)
+    ]
     return Significance(samples, pairs, tuple(notes))
 
 
 def _sample(name: str, values: Sequence[float]) -> Sample:
     from scipy.stats import t
 
-    if not values:
-        raise ValueError(f"{name}: expected at least one value, got none")
     n, mean, low, high = len(values), sum(values) / len(values), math.nan, math.nan
-    varies = n > 1 and all(map(math.isfinite, values))
-    deviation = statistics.stdev(values) if varies else math.nan
+    deviation = statistics.stdev(values) if n > 1 and math.isfinite(mean) else math.nan
     if deviation > 0:
         low, high = map(float, t.interval(CONFIDENCE, n - 1, mean, deviation / math.sqrt(n)))
     return Sample(name, tuple(values), mean, deviation, low, high)
 
 
-def model_perplexities(comparison: Comparison) -> dict[str, list[float]]:
-    """The test perplexities of the finished runs of each group, for :func:`significance_tests`, by
-    the head, or with its settings if another group has the same head. Raises ValueError if the
-    finished runs are on different texts."""
-    finals = {
-        name: [run.final for run in runs if run.final] for name, runs in comparison.groups.items()
-    }
-    if len({final.text for group in finals.values() for final in group}) > 1:
-        message = "the runs differ in text or vocabulary: their perplexities are not comparable"
-        raise ValueError(message)
-    groups = {name: [f.test_perplexity for f in group] for name, group in finals.items() if group}
-    heads = [name.partition(",")[0] for name in groups]
-    names = [head if heads.count(head) == 1 else n for head, n in zip(heads, groups, strict=True)]
-    return dict(zip(names, groups.values(), strict=True))
-
-
 def measure(arguments: argparse.Namespace) -> Report:
-    quantity = "test perplexity"
-    if arguments.table is None:
-        for name in ("model", "value"):
-            if getattr(arguments, name) is not None:
-                raise ValueError(f"--{name}: has no effect without --table")
-        if not arguments.directories:
-            raise ValueError("expected run folders or --table FILE, got neither")
-        comparison = compare(arguments.directories)
-        values, notes = model_perplexities(comparison), list(comparison.notes)
-    else:
-        if arguments.directories:
-            got = arguments.directories[0]
-            raise ValueError(f"--table: expected either a table or runs, got both: {got}")
-        model, value = arguments.model or _MODEL, arguments.value or _VALUE
-        lines, left_out = read_columns(arguments.table, {"--model": model}, {"--value": value})
-        notes, values = skipped(left_out, arguments.table, "an empty cell"), {}
-        for line in lines:
-            values.setdefault(line["--model"], []).append(line["--value"])
-        quantity = value.replace("_", " ")
+    columns = {"--model": arguments.model}, {"--value": arguments.value}
+    lines, left_out = read_columns(arguments.table, *columns)
+    values: dict[str, list[float]] = {}
+    for line in lines:
+        values.setdefault(line["--model"], []).append(line["--value"])
+    notes, quantity = (
+        skipped(left_out, arguments.table, "an empty cell"),
+        arguments.value.replace("_", " "),
+    )
     result = significance_tests(values)
-    rows = []
-    for pair in result.pairs:
-        row = {"first": pair.first, "second": pair.second, "difference": pair.welch.difference}
-        row |= {"welch_low": pair.welch.low, "welch_high": pair.welch.high}
-        for name in ("welch", "student"):
-            test, holm_p = getattr(pair, name), getattr(pair, f"{name}_corrected")
-            row |= {f"{name}_t": test.statistic}
-            row |= {f"{name}_degrees_of_freedom": test.degrees_of_freedom}
-            row |= {f"{name}_p": test.p_value, f"{name}_p_holm": holm_p}
-        rows.append(row)
     return Report(
         f"Significance of differences in {quantity}",
         significance_tables(result, quantity),
         [*notes, *result.notes],
         result,
-        rows,
-        {"": significance_picture(result, quantity)},
+        pictures={"": significance_picture(result, quantity)},
     )
 
 
@@ -293,15 +240,13 @@ def significance_picture(result: Significance, quantity: str) -> Any:
     return figure
 
 
-COLUMN = "column of the table"
 COMMAND = Measurement(
     "significance",
     "t-tests between the seeds of models",
     measure,
     (
-        Argument("--table", "instead of runs: a CSV file with a line for each run", metavar="FILE"),
-        Argument("--model", f"{COLUMN} with the names (default: {_MODEL})", metavar="COLUMN"),
-        Argument("--value", f"{COLUMN} to test (default: {_VALUE})", metavar="COLUMN"),
+        Argument("--table", "CSV file with a line for each run", metavar="FILE", required=True),
+        Argument("--model", "column of the table with the names", "model", metavar="COLUMN"),
+        Argument("--value", "column of the table to test", "test_perplexity", metavar="COLUMN"),
     ),
-    runs="*",
 )

@@ -19,7 +19,6 @@ import os
 import re
 import statistics
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -37,7 +36,6 @@ from hstree.lm._terminal import fold, show
 from hstree.lm.print_tables import print_tables
 from hstree.lm.runs import (
     UNGROUPED,
-    ConfigError,
     RunResults,
     TrainConfig,
     choose_device,
@@ -85,14 +83,8 @@ EXAMPLE = """\
 A list is a grid: this study has softmax and four models of gss, each with three
 seeds.
 """
-_SETTINGS = tuple(field.name for field in dataclasses.fields(TrainConfig))
-_SPLITS = ("train", "valid", "test")
-_ELSEWHERE = {
-    "run": "folders are named after the models",
-    "seed": "set seeds, which apply to all models",
-    "finetune": "a study trains its models from scratch",
-    "head_option": "set the options of a head in head_options",
-}
+_ELSEWHERE = ("run", "seed", "finetune", "head_option")  # a study sets these itself
+_SETTINGS = tuple(f.name for f in dataclasses.fields(TrainConfig) if f.name not in _ELSEWHERE)
 
 
 class StudyError(ValueError):
@@ -116,10 +108,6 @@ class StudyModel:
     label: str
     config: TrainConfig
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return parse_options(self.config.head_option)
-
 
 @dataclass(frozen=True)
 class Study:
@@ -137,11 +125,8 @@ def read_study(path: str | os.PathLike[str]) -> Study:
     In addition to the keys there, ``name`` names the study (default: the file's name). ``seeds``
     may be a single number (default: 1). The name of a model defaults to that of its head or preset.
     A list is a grid: one configuration for each element, and with several lists for each
-    combination.
-
-    Raises:
-        StudyError: the file is missing, is not TOML, or has an invalid key or value; the message
-            names the file, the model and the key.
+    combination. Raises StudyError if the file is missing, is not TOML, or has an invalid key or
+    value; the message names the file and the model.
     """
     file = Path(path)
     with _within(file):
@@ -163,35 +148,28 @@ def parse_study(source: str, name: str = "study") -> Study:
     except (ValueError, RecursionError) as error:  # a TOMLDecodeError, or a number of many digits
         raise StudyError(f"not TOML: {error}") from None
     _only(values, ("name", "seeds", "baseline", "rank", "settings", "models"))
-    settings = _table(values, "settings")
+    settings, tables = values.get("settings", {}), values.get("models")
+    _expect("settings", "a table", settings, isinstance(settings, dict))
+    listed = isinstance(tables, list) and tables != []
+    _expect("models", "at least one table [[models]]", tables, listed)
     with _within("[settings]"):
-        _only_settings(settings)
-    tables = values.get("models")
-    if not isinstance(tables, list) or not tables:
-        raise StudyError(f"models: expected at least one table [[models]], got {quoted(tables)}")
+        _only(settings, _SETTINGS)
     models: list[StudyModel] = []
     for number, each in enumerate(tables, start=1):
-        with _within(f"[[models]] number {number}"):
-            model_name = _model_name(each)
+        kinds = [key for key in ("head", "preset") if isinstance(each, dict) and key in each]
+        place = f"[[models]] number {number}"
+        _expect(place, "a table with a head or a preset", each, len(kinds) == 1)
+        model_name = _name(each.get("name", each[kinds[0]]))
         with _within(f"model {model_name!r}"):
             models += _models(model_name, each, settings)
     folders = [run_name(model, 0).casefold() for model in models]
-    number_of = Counter(folders)
     for model, folder in zip(models, folders, strict=True):
-        if number_of[folder] > 1:
-            raise StudyError(f"models: expected different names, got {quoted(model.label)}")
+        _expect("models", "different names", model.label, folders.count(folder) == 1)
     baseline, labels = values.get("baseline"), [model.label for model in models]
-    if baseline is not None and baseline not in labels:
-        known = shortened(", ".join(map(repr, labels)), 1000)
-        raise StudyError(f"baseline: expected one of the models {known}, got {quoted(baseline)}")
-    return Study(
-        _name(values, name),
-        tuple(models),
-        _seeds(values.get("seeds", 1)),
-        baseline,
-        _rank(values.get("rank", False)),
-        source,
-    )
+    known = f"one of the models {shortened(', '.join(map(repr, labels)), 1000)}"
+    _expect("baseline", known, baseline, baseline in (None, *labels))
+    seeds, rank = _seeds(values.get("seeds", 1)), _rank(values.get("rank", False))
+    return Study(_name(values.get("name", name)), tuple(models), seeds, baseline, rank, source)
 
 
 def run_name(model: StudyModel, seed: int) -> str:
@@ -199,78 +177,56 @@ def run_name(model: StudyModel, seed: int) -> str:
     return re.sub(r"[^\w.=+-]+", "-", f"{model.label}-seed={seed}")
 
 
-def by_key(error: Exception) -> str:
-    """The message of an error, with keys of the file in place of flags."""
-
-    def key(match: re.Match[str]) -> str:
-        name = match[1].replace("-", "_")
-        if name not in (*_SETTINGS, "preset"):
-            return match[0]
-        return "head_options" if name == "head_option" else name
-
-    return re.sub(r"--([a-z]+(?:-[a-z]+)*)", key, str(error))
-
-
 # Parts of the file
 
 
 @contextmanager
 def _within(place: object) -> Iterator[None]:
-    """Prefix errors with the place, and replace flags in them by keys of the file."""
     try:
         yield
-    except ValueError as error:
-        text = error if isinstance(error, StudyError) else by_key(error)
-        raise StudyError(f"{place}: {text}") from None
+    except (TypeError, ValueError) as error:
+        raise StudyError(f"{place}: {error}") from None
 
 
-def _name(values: Mapping[str, Any], default: str) -> str:
-    name = values.get("name", default)
+def _expect(key: str, expected: str, value: Any, fits: bool) -> None:
+    if not fits:
+        raise StudyError(f"{key}: expected {expected}, got {quoted(value)}")
+
+
+def _only(values: Iterable[str], known: Sequence[str]) -> None:
+    for key in values:
+        if key not in known:
+            listed = f"{', '.join(known)}{meant(key, known)}"
+            raise StudyError(f"unknown key {quoted(key)}, expected one of {listed}")
+
+
+def _name(name: Any) -> str:
     usable = isinstance(name, str) and name.isprintable() and name.strip(" .") != ""
-    if not usable or name != Path(name).name:
-        raise StudyError(f"name: expected a valid name for a folder, got {quoted(name)}")
+    _expect("name", "a valid name for a folder", name, usable and name == Path(name).name)
     return str(name)
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
     seeds = value if isinstance(value, list) else [value]
-    if not seeds or any(type(seed) is not int for seed in seeds) or len({*seeds}) < len(seeds):
-        raise StudyError(f"seeds: expected different whole numbers, got {quoted(value)}")
-    try:
+    different = seeds and all(type(s) is int for s in seeds) and len({*seeds}) == len(seeds)
+    _expect("seeds", "different whole numbers", value, bool(different))
+    with _within("seeds"):
         for seed in (min(seeds), max(seeds)):  # the limits are those of a range
             TrainConfig(seed=seed)
-        return tuple(seeds)
-    except ConfigError as error:
-        raise StudyError(by_key(error).replace("seed:", "seeds:", 1)) from None
+    return tuple(seeds)
 
 
 def _rank(value: Any) -> RankSettings | None:
-    if isinstance(value, bool):
-        return RankSettings() if value else None
-    if not isinstance(value, dict):
-        expected = "true, false or a table of rows and split"
-        raise StudyError(f"rank: expected {expected}, got {quoted(value)}")
+    _expect("rank", "true, false or a table", value, isinstance(value, (bool, dict)))
+    given = value if isinstance(value, dict) else {}
     with _within("rank"):
-        _only(value, ("rows", "split"))
-    rank = RankSettings(**value)
-    if rank.rows is not None and (type(rank.rows) is not int or rank.rows < 1):
-        raise StudyError(f"rank.rows: expected a number of contexts, got {quoted(rank.rows)}")
-    if rank.split not in _SPLITS:
-        raise StudyError(
-            f"rank.split: expected one of {', '.join(_SPLITS)}, got {quoted(rank.split)}"
-        )
-    return rank
-
-
-def _model_name(values: Any) -> str:
-    if not isinstance(values, dict):
-        raise StudyError(f"expected a table, got {quoted(values)}")
-    kinds = [key for key in ("head", "preset") if key in values]
-    if len(kinds) != 1 or not isinstance(values[kinds[0]], str):
-        raise StudyError(
-            f"expected the name of a head or of a preset, got {', '.join(kinds) or 'neither'}"
-        )
-    return _name(values, values[kinds[0]])
+        _only(given, ("rows", "split"))
+    rank = RankSettings(**given)
+    rows = rank.rows is None or (type(rank.rows) is int and rank.rows > 0)
+    _expect("rank.rows", "a number of contexts", rank.rows, rows)
+    splits = "train", "valid", "test"
+    _expect("rank.split", "train, valid or test", rank.split, rank.split in splits)
+    return None if value is False else rank
 
 
 def _models(
@@ -278,9 +234,8 @@ def _models(
 ) -> Iterator[StudyModel]:
     """One model for each combination of elements of the lists in settings and head options."""
     own = {key: v for key, v in values.items() if key not in ("name", "preset", "head_options")}
-    _only_settings(own)
-    given = {**common, **own}
-    options = _table(values, "head_options")
+    _only(own, _SETTINGS)
+    given, options = {**common, **own}, values.get("head_options", {})
     for chosen, chosen_options in itertools.product(_grid(given), _grid(options)):
         config = _config(values.get("preset"), chosen, chosen_options)
         label = [name]
@@ -292,11 +247,10 @@ def _models(
         yield StudyModel(", ".join(label), config)
 
 
-def _grid(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _grid(values: Any) -> list[dict[str, Any]]:
     """The values with every list replaced by one of its elements, for each combination."""
-    for key, value in values.items():
-        if value == []:
-            raise StudyError(f"{key}: expected at least one value, got []")
+    table = isinstance(values, dict) and [] not in values.values()
+    _expect("settings, head_options", "a table without an empty list", values, table)
     lists = [value if isinstance(value, list) else [value] for value in values.values()]
     return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*lists)]
 
@@ -304,43 +258,15 @@ def _grid(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _config(
     preset_name: str | None, settings: Mapping[str, Any], options: Mapping[str, Any]
 ) -> TrainConfig:
-    texts = []
-    for key, value in options.items():
-        try:
-            texts.append(f"{key}={json.dumps(value)}")
-        except TypeError:  # dates and times
-            raise StudyError(
-                f"head_options: {key}: expected a number, text, table or list, got {value}"
-            ) from None
+    texts = tuple(f"{key}={json.dumps(value)}" for key, value in options.items())
     make = TrainConfig if preset_name is None else partial(preset, preset_name)
-    config = make(**settings, head_option=tuple(texts))
+    config = make(**settings, head_option=texts)
     check_text(preset_name, config)
     known = head_options(config.head).difference(_SETTINGS)
     for key in options:
         if key not in known:
             raise StudyError(f"head_options: the head {config.head!r} has no option {key}")
     return config
-
-
-def _table(values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    table = values.get(key, {})
-    if not isinstance(table, dict):
-        raise StudyError(f"{key}: expected a table, got {quoted(table)}")
-    return table
-
-
-def _only(values: Iterable[str], known: Sequence[str]) -> None:
-    for key in values:
-        if key not in known:
-            listed = f"{', '.join(known)}{meant(key, known)}"
-            raise StudyError(f"unknown key {quoted(key)}, expected one of {listed}")
-
-
-def _only_settings(values: Iterable[str]) -> None:
-    for key in values:
-        if key in _ELSEWHERE:
-            raise StudyError(f"{key}: cannot be set in a study: {_ELSEWHERE[key]}")
-    _only(values, _SETTINGS)
 
 
 # Runs
@@ -388,7 +314,7 @@ def make_runs(
             except StudyError:
                 raise
             except ValueError as error:
-                raise StudyError(f"model {run.title!r}: {by_key(error)}") from error
+                raise StudyError(f"model {run.title!r}: {error}") from error
             changed(runs)
     return runs
 
@@ -446,31 +372,16 @@ RUNS, RANK, FAILURE = "runs", "rank.json", "failed.txt"
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """Ranks of a run's log-probabilities: see :class:`hstree.lab.RankResult`."""
-
-    press_rank: int
-    effective_ranks: dict[float, int]
-
-
-@dataclass(frozen=True)
 class StudyRun:
-    """The current state of a run of a study, whose folder may not exist yet.
-
-    Attributes:
-        state: "finished", "failed", "waiting", "interrupted" or "without ranks": trained, but the
-            ranks of the study are missing.
-        failure: why its training failed, or why memory ran out in this call, which leaves the run
-            waiting or interrupted.
-    """
+    """The current state of a run of a study, whose folder may not exist yet."""
 
     model: StudyModel
     seed: int
     path: Path
-    state: str = "waiting"
+    state: str = "waiting"  # one of OPEN; without ranks: trained, but those of the study miss
     figures: RunResults | None = None  # None if there is no folder yet
-    ranks: Ranks | None = None  # with the settings of the study
-    failure: str | None = None
+    ranks: Mapping[str, Any] | None = None  # those in RANK, with the settings of the study
+    failure: str | None = None  # why its training failed, or why memory ran out in this call
 
     @property
     def config(self) -> TrainConfig:
@@ -492,11 +403,8 @@ class StudyRun:
 
 def study_runs(study: Study, folder: Path) -> list[StudyRun]:
     """List the runs of a study from its folder: all models with the first seed, then all with the
-    second, and so on, so that every model has an early result.
-
-    Raises:
-        StudyError: a run has settings other than those in the file, or its folder is not a run.
-    """
+    second, and so on, so that every model has an early result. Raises StudyError if a run has
+    settings other than those in the file, or its folder is not a run."""
     return [
         read_state(StudyRun(model, seed, folder / RUNS / run_name(model, seed)), study.rank)
         for seed in study.seeds
@@ -518,7 +426,6 @@ def run_study(
     the same call continues with what was done.
 
     Args:
-        study, folder: result of :func:`read_study`; folder of the study, created if needed.
         limit: largest number of runs to work on; None: all.
         reporter: function that makes a listener for each run.
         changed: function called with all runs at the beginning, whenever one ends, and on an
@@ -577,7 +484,11 @@ def read_state(run: StudyRun, rank: RankSettings | None) -> StudyRun:
                 f"file now has {json.dumps(value)}; choose another --output, or remove the folder "
                 "of the run to repeat it"
             )
-    ranks = None if rank is None else _read_ranks(run.path / RANK, rank)
+    ranks = None
+    if rank is not None and (run.path / RANK).is_file():
+        with suppress(ValueError, KeyError, TypeError):  # as if there were none
+            found = json.loads((run.path / RANK).read_text(encoding="utf-8"))
+            ranks = found if found["settings"] == dataclasses.asdict(rank) else None
     run = replace(run, state="interrupted", figures=figures, ranks=ranks)
     if figures.final is not None:
         ranked = rank is None or ranks is not None
@@ -592,30 +503,16 @@ def _take_ranks(path: Path, settings: RankSettings) -> None:
     run = load_run(path)
     run.model.to(choose_device(run.config.device))
     tokens = getattr(run.corpus(), settings.split)
-    if settings.rows is not None and settings.rows > len(tokens):
-        raise StudyError(
-            f"rank.rows: expected at most {len(tokens):,}, the contexts of the {settings.split} "
-            f"text of {path.name}, got {settings.rows:,}"
-        )
-    result = log_prob_rank(run.model, tokens, rows=settings.rows)
+    try:
+        result = log_prob_rank(run.model, tokens, rows=settings.rows)
+    except ValueError as error:
+        raise StudyError(f"rank of {path.name}, {settings.split} text: {error}") from None
     values = {
         "settings": dataclasses.asdict(settings),
         "press_rank": result.press_rank,
         "effective_ranks": result.effective_ranks,
     }
     write_atomic(path / RANK, (json.dumps(values, indent=2) + "\n").encode())
-
-
-def _read_ranks(path: Path, settings: RankSettings) -> Ranks | None:
-    """The ranks written by :func:`_take_ranks`; None if there are none with these settings."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if values["settings"] != dataclasses.asdict(settings):
-            return None
-        ranks = {float(key): int(rank) for key, rank in values["effective_ranks"].items()}
-        return Ranks(int(values["press_rank"]), ranks)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 # Results
@@ -635,13 +532,13 @@ def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
     finished seeds, the p-value of Welch's test of those on the test text against the baseline,
     parameters, and medians over the seeds of the seconds per epoch and of the ranks."""
     every, rows = run_rows(study, runs), []
-    texts = {run.name: run.figures.final.text for run in runs if run.figures and run.figures.final}
 
-    def tests(label: str) -> tuple[list[float], set[Any]]:
-        own = [run for run in runs if run.model.label == label and run.name in texts]
-        values = [run.figures.test_perplexity for run in own if run.figures]
-        return [value for value in values if value is not None], {texts[run.name] for run in own}
+    def tests(label: str | None) -> tuple[list[float], set[Any]]:
+        own = [run.figures for run in runs if run.model.label == label and run.figures]
+        finals = [of.final for of in own if of.final]
+        return [of.test_perplexity for of in finals], {of.text for of in finals}
 
+    baseline, texts = tests(study.baseline)
     for model in study.models:
         own = [row for row in every if row["model"] == model.label]
         done = [row for row in own if row["test_perplexity"] is not None]
@@ -650,24 +547,23 @@ def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
         for key in ("train", "valid", "test"):
             row[key] = spread(of[f"{key}_perplexity"] for of in done)
         if study.baseline is not None:
-            row["p"], (first, of), (second, others) = "-", tests(model.label), tests(study.baseline)
-            if model.label != study.baseline and len(of | others) == 1 < min(
-                len(first), len(second)
-            ):
-                row["p"] = probability(t_test(first, second).p_value)
+            values, of = tests(model.label)
+            comparable = model.label != study.baseline and len(of | texts) == 1
+            tested = comparable and min(len(values), len(baseline)) > 1
+            row["p"] = probability(t_test(values, baseline).p_value) if tested else "-"
         row["parameters"] = count(done[0]["parameters"] if done else None)
-        row["s per epoch"] = _median([of["seconds_per_epoch"] for of in done], 1)
+        row["s per epoch"] = _median(done, "seconds_per_epoch", 1)
         if study.rank is not None:
-            row["Press rank"] = _median([of["press_rank"] for of in own], 0)
+            row["Press rank"] = _median(own, "press_rank", 0)
             for e in EPSILONS:
-                row[f"rank, {e:g}"] = _median([of[f"effective_rank_{e:g}"] for of in own], 0)
+                row[f"rank, {e:g}"] = _median(own, f"effective_rank_{e:g}", 0)
         rows.append(row)
     title = f"{study.name}: perplexity, mean ± standard deviation over seeds"
     return row_table(title, [*rows[0]], [[*row.values()] for row in rows], None, str)
 
 
-def _median(values: Iterable[float | None], digits: int) -> str:
-    known = [value for value in values if value is not None]
+def _median(rows: Sequence[Mapping[str, Any]], key: str, digits: int) -> str:
+    known = [row[key] for row in rows if row[key] is not None]
     return decimals(digits)(statistics.median(known) if known else None)
 
 
@@ -706,52 +602,47 @@ def _notes(study: Study, runs: Sequence[StudyRun]) -> Iterator[str]:
 def run_rows(study: Study, runs: Sequence[StudyRun]) -> list[dict[str, Any]]:
     """A row for each run in full precision. The training perplexity is that during the best epoch,
     None before the first epoch has ended, and where it is an estimate from sampled classes."""
-    options = dict.fromkeys(name for model in study.models for name in model.options)
-    of_model = {}
+    options = {m.label: parse_options(m.config.head_option) for m in study.models}
+    every = dict.fromkeys(name for given in options.values() for name in given)
+    of_model = {}  # what differs between models: settings, then options of the head
     for m in study.models:
         settings = model_settings(m.config)
         settings = {k: v for k, v in settings.items() if k not in ("head", "head_option")}
-        of_model[m.label] = settings | {f"option {k}": v for k, v in (options | m.options).items()}
+        own = every | options[m.label]
+        of_model[m.label] = settings | {f"option {k}": v for k, v in own.items()}
     names = dict.fromkeys(name for values in of_model.values() for name in values)
-    differ = {n: len({json.dumps(v[n]) for v in of_model.values() if n in v}) > 1 for n in names}
+    differ = [n for n in names if len({json.dumps(v[n]) for v in of_model.values() if n in v}) > 1]
     rows = []
     for run in runs:
-        label, figures, ranks = run.model.label, run.figures, run.ranks
-        final = figures and figures.final
-        row = {"model": label, "head": run.model.config.head, "seed": run.seed, "state": run.state}
-        for name in (n for n in names if differ[n]):
-            value = of_model[label].get(name)
+        figures, ranks, final = run.figures, run.ranks, run.figures and run.figures.final
+        row = {"model": run.title, "head": run.config.head, "seed": run.seed, "state": run.state}
+        for name in differ:
+            value = of_model[run.title].get(name)
             structured = isinstance(value, (bool, list, tuple, dict))
             row[name.removeprefix("option ")] = json.dumps(value) if structured else value
         row["test_perplexity"] = figures and figures.test_perplexity
         row["valid_perplexity"] = figures and figures.valid_perplexity
         best = [e for e in figures.epochs if e.epoch == figures.best_epoch] if figures else []
         known = [epoch.train_perplexity for epoch in best if not epoch.sampled]
-        row |= {"train_perplexity": known[0] if known else None}
+        row["train_perplexity"] = known[0] if known else None
         row["best_epoch"] = figures and figures.best_epoch
         for name in ("backbone_parameters", "head_parameters", "parameters"):
             row[name] = final and getattr(final, name)
         row["seconds_per_epoch"] = figures and figures.seconds_per_epoch
-        row["press_rank"] = ranks and ranks.press_rank
+        row["press_rank"] = ranks and ranks["press_rank"]
         for e in EPSILONS:
-            row[f"effective_rank_{e:g}"] = ranks and ranks.effective_ranks.get(e)
+            row[f"effective_rank_{e:g}"] = ranks and ranks["effective_ranks"][str(e)]
         rows.append(row)
     return rows
 
 
 # The command
 
-_LISTED = 1000  # runs in a table; a longer one would take minutes
-
 
 def add_command(commands: Any) -> None:
-    parser = commands.add_parser(
-        "study",
-        help="a grid of runs in one table",
-        description=__doc__,
-        epilog=f"example of a study:\n\n{EXAMPLE}",
-        formatter_class=Paragraphs,
-    )
+    about = {"help": "a grid of runs in one table", "formatter_class": Paragraphs}
+    example = f"example of a study:\n\n{EXAMPLE}"
+    parser = commands.add_parser("study", description=__doc__, epilog=example, **about)
     parser.add_argument("file", metavar="FILE", help="the study, a TOML file; see below")
     output = "folder for the runs and tables (default: studies/NAME)"
     parser.add_argument("--output", metavar="FOLDER", help=output)
@@ -775,9 +666,8 @@ def _run(arguments: argparse.Namespace) -> int:
             command = f"hstree study {Path(arguments.file).name}"
             write_together(folder, study_report(study, runs).content("study", command))
 
-        runs = run_study(
-            study, folder, limit=arguments.limit, reporter=ConsoleReporter, changed=write
-        )
+        options: Any = {"limit": arguments.limit, "reporter": ConsoleReporter, "changed": write}
+        runs = run_study(study, folder, **options)
     report = study_report(study, runs)
     show()
     print_tables(report.tables, report.notes)
@@ -788,9 +678,5 @@ def _run(arguments: argparse.Namespace) -> int:
 def list_runs(runs: Sequence[Any]) -> None:
     left = seconds_left(runs)
     notes = [f"about {duration(left)} of training left"] if left else []
-    if len(runs) > _LISTED:
-        states = Counter(run.state for run in runs[_LISTED:])
-        rest = ", ".join(f"{count:,} {state}" for state, count in states.items())
-        notes.insert(0, f"and {len(runs) - _LISTED:,} more runs: {rest}")
-    cells = [(run.name, run.state) for run in runs[:_LISTED]]
+    cells = [(run.name, run.state) for run in runs]
     print_tables([row_table(f"{len(runs)} runs", ("run", "state"), cells, None)], notes)

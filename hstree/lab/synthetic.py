@@ -9,8 +9,7 @@ All targets are training data, so a head that does not fit them cannot express t
 find the solution. Reports for every head, D and alpha the share of contexts whose most probable
 outcome is right (mode matching), and KL(P* || P), the cross-entropy minus the entropy of the
 targets (Ganea et al., Breaking the Softmax Bottleneck via Learnable Monotonic Pointwise
-Non-linearities, 2019). Takes three to four minutes on two cores with the defaults. Ctrl-C stops it
-without writing anything.
+Non-linearities, 2019).
 """
 
 from __future__ import annotations
@@ -18,14 +17,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-import multiprocessing
 import re
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -34,12 +28,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from hstree._progress import Task
+from hstree._progress import track
 from hstree.heads import Head, build_head, head_names
 from hstree.lm._arguments import Argument, positive
 from hstree.lm._pictures import legend, line_style, panels, plain
-from hstree.lm.runs import ConfigError, choose_device, parse_options
-from hstree.lm.table import Table, count
+from hstree.lm.runs import ConfigError, parse_options
+from hstree.lm.table import Table, count, decimals
 
 from .report import MARKERS, Measurement, Report, row_table
 
@@ -75,8 +69,7 @@ class HeadChoice:
 
     def build(self, dimension: int, targets: Targets, seed: int) -> Head:
         """Build the head for targets [N, M], initialized as for a corpus with their mean as
-        frequencies. Parameters are drawn from torch's generator, trees from ``seed``. Raises
-        ValueError if the head does not accept these options at this size."""
+        frequencies. Parameters are drawn from torch's generator, trees from ``seed``."""
         frequencies = np.rint(1e6 * targets.sum(0)).astype(np.int64)
         try:
             sizes = dimension, targets.shape[1]
@@ -93,7 +86,7 @@ def known_heads() -> list[str]:
 def choose_head(text: str) -> HeadChoice:
     """Parse a head from ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``, with values as JSON or plain
     text. ``NAME`` is one of :func:`known_heads`; options are added to its options in this
-    experiment, or replace them. Raises ValueError for another name or form.
+    experiment, or replace them.
 
     Example:
         >>> from hstree.lab import choose_head
@@ -115,9 +108,8 @@ def choose_head(text: str) -> HeadChoice:
 
 @dataclass(frozen=True)
 class SyntheticSetting:
-    """The settings of the experiment. Raises ValueError if a size is below 1 (2 for outcomes), a
-    list is empty or has repetitions, an alpha or learning rate is not positive, or a head does not
-    accept its options."""
+    """The settings of the experiment. Raises ValueError if a list has repetitions, or a head does
+    not accept its options."""
 
     contexts: int = 200  # N
     outcomes: int = 100  # M
@@ -133,28 +125,10 @@ class SyntheticSetting:
     def __post_init__(self) -> None:
         for name in ("dimensions", "alphas", "heads", "learning_rates"):
             values = [getattr(value, "label", value) for value in getattr(self, name)]
-            if not values:
-                raise ValueError(f"{name}: expected at least one, got none")
-            if len(set(values)) < len(values):
-                listed = ", ".join(map(str, values))
-                raise ValueError(f"{name}: expected different ones, got {listed}")
-        for name in ("alphas", "learning_rates"):
-            for value in getattr(self, name):
-                if not 0 < value < math.inf:
-                    raise ValueError(f"{name}: expected positive numbers, got {value}")
-        sizes = [(name, getattr(self, name)) for name in ("contexts", "outcomes", "steps", "seeds")]
-        for name, value in (*sizes, ("dimensions", min(self.dimensions))):
-            least = 2 if name == "outcomes" else 1
-            if value < least:
-                raise ValueError(f"{name}: expected at least {least}, got {value}")
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"{name}: expected at least one, all different, got {values}")
         for choice, dimension in itertools.product(self.heads, self.dimensions):
             choice.build(dimension, np.full((1, self.outcomes), 1 / self.outcomes), 0)
-
-    @property
-    def n_fits(self) -> int:
-        """The number of fits of :func:`synthetic_bottleneck`."""
-        cells = len(self.alphas) * len(self.dimensions) * len(self.heads)
-        return cells * (len(self.learning_rates) + self.seeds - 1)
 
 
 class SyntheticFit(NamedTuple):
@@ -174,8 +148,7 @@ class SyntheticFit(NamedTuple):
 
 
 class SyntheticBaseline(NamedTuple):
-    """The best prediction that ignores the context: the mean of all targets. Fields as in
-    :class:`SyntheticFit`, means over seeds."""
+    """The best prediction that ignores the context, the mean of all targets: means over seeds."""
 
     alpha: float
     entropy: float
@@ -183,31 +156,15 @@ class SyntheticBaseline(NamedTuple):
     mode_matching: float
 
 
-class SyntheticCell(NamedTuple):
-    """Mean and standard deviation (0 with one seed) of a head's fits over seeds. Fields as in
-    :class:`SyntheticFit`."""
-
-    head: str
-    alpha: float
-    dimension: int
-    learning_rate: float
-    mode_matching: float
-    mode_matching_deviation: float
-    divergence: float
-    divergence_deviation: float
-
-
-@dataclass(frozen=True)
-class SyntheticResult:
-    """The results of :func:`synthetic_bottleneck`: a fit for each alpha, head, dimension and seed;
-    in ``search`` the fits of the first seed with all learning rates; a baseline for each alpha; and
-    in ``cells`` statistics for each alpha, head and dimension."""
-
+class SyntheticResult(NamedTuple):
     setting: SyntheticSetting
-    fits: tuple[SyntheticFit, ...]
-    search: tuple[SyntheticFit, ...]
-    baselines: tuple[SyntheticBaseline, ...]
-    cells: tuple[SyntheticCell, ...]
+    fits: list[SyntheticFit]  # for each alpha, head, dimension and seed
+    baselines: list[SyntheticBaseline]  # for each alpha
+
+    def cell(self, alpha: float, head: str, dimension: int) -> list[SyntheticFit]:
+        """The fits of all seeds."""
+        key = alpha, head, dimension
+        return [fit for fit in self.fits if (fit.alpha, fit.head, fit.dimension) == key]
 
 
 def dirichlet_targets(contexts: int, outcomes: int, alpha: float, seed: int) -> Targets:
@@ -233,14 +190,6 @@ def mode_matching(targets: Tensor, log_prob: Tensor) -> float:
     return 100 * float(same.double().mean())
 
 
-def constant_prediction(targets: Tensor) -> tuple[float, float]:
-    """Mean KL(P* || mean of P*) in nats, and the percentage of modes that this mean matches, of
-    targets [N, M], or [S, N, M] for several seeds with separate means."""
-    mean = targets.mean(-2, keepdim=True).expand_as(targets)
-    excess = cross_entropy(targets, mean.log()) - entropy(targets)
-    return float(excess.mean()), mode_matching(targets, mean)
-
-
 def fit_head(
     choice: HeadChoice,
     targets: Targets,
@@ -251,13 +200,12 @@ def fit_head(
     alpha: float = math.nan,
     device: torch.device | None = None,
 ) -> SyntheticFit:
-    """Fit a head and a trainable vector for every context to targets [N, M].
+    """Fit a head and a trainable vector for every context to targets [N, M], drawn with ``alpha``.
 
-    Full-batch Adam minimizes the mean cross-entropy; the learning rate decays to 0 as (1 + cos(pi
-    x)) / 2. Context vectors are initialized from a standard normal distribution, the head as usual.
-    Context vectors and head have the same learning rate, except for parameters with their own (the
-    slopes of a PLIF, 0.02). The fit stops early if the divergence is below :data:`FITTED` or nan.
-    Training is in float32; results are computed in float64. ``alpha`` is only recorded.
+    Full-batch Adam minimizes the mean cross-entropy in float32; the learning rate decays to 0 as
+    (1 + cos(pi x)) / 2. Context vectors start from a standard normal distribution, the head as
+    usual. Both have the same learning rate, except for parameters with their own (the slopes of a
+    PLIF, 0.02). The fit stops early if the divergence is below :data:`FITTED` or nan.
     """
     truth = torch.from_numpy(targets).to(device)
     wanted = truth.float()
@@ -289,78 +237,41 @@ def fit_head(
 
 
 def synthetic_bottleneck(
-    setting: SyntheticSetting,
-    device: torch.device | None = None,
-    advance: Callable[[SyntheticFit], None] = lambda fit: None,
-    *,
-    processes: int = 1,
+    setting: SyntheticSetting, device: torch.device | None = None
 ) -> SyntheticResult:
     """Fit every head at every alpha and dimension: the first seed with all learning rates of the
-    grid, the other seeds with the one of the smallest divergence.
-
-    ``advance`` is called with each of the ``setting.n_fits`` fits, in the order of the settings.
-    ``processes``, at least 1, are worker processes with one thread each, and the main module must
-    be importable, as for ``spawn`` of :mod:`multiprocessing`; 1 is this process with its threads.
-    """
-    if processes < 1:
-        raise ValueError(f"processes: expected at least 1, got {processes}")
-    fit_cell = partial(_fit_cell, setting, device)
-    tasks = list(itertools.product(setting.alphas, setting.heads, setting.dimensions))
-    processes = min(processes, len(tasks))
-    fits, search, cells = [], [], []
-    with ExitStack() as stack:
-        done: Iterable[tuple[list[SyntheticFit], list[SyntheticFit]]] = map(fit_cell, tasks)
-        if processes > 1:
-            with ExitStack() as quiet:  # workers ignore Ctrl-C; this process terminates them
-                if threading.current_thread() is threading.main_thread():  # only it gets the signal
-                    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-                    quiet.callback(signal.signal, signal.SIGINT, before)
-                spawn = multiprocessing.get_context("spawn")
-                pool = spawn.Pool(processes, torch.set_num_threads, (1,))
-            done = stack.enter_context(pool).imap(fit_cell, tasks)
-        for tried, kept in done:
-            search += tried
-            fits += kept
-            cells.append(_cell(kept))
-            for fit in (*tried, *kept[1:]):
-                advance(fit)
-    baselines = []
+    grid, the other seeds with the one of the smallest divergence."""
+    fits, baselines = [], []
+    cells = [*itertools.product(setting.heads, setting.dimensions)]
     for alpha in setting.alphas:
-        of_seeds = [_targets(setting, alpha, seed) for seed in range(setting.seeds)]
-        targets = torch.from_numpy(np.stack(of_seeds))
-        uncertainty = float(entropy(targets).mean())
-        baselines.append(SyntheticBaseline(alpha, uncertainty, *constant_prediction(targets)))
-    return SyntheticResult(setting, tuple(fits), tuple(search), tuple(baselines), tuple(cells))
+        of_seeds = [
+            dirichlet_targets(setting.contexts, setting.outcomes, alpha, seed)
+            for seed in range(setting.seeds)
+        ]
+        for choice, dimension in track(cells, f"fitting heads, alpha = {alpha:g}", len(cells)):
+            options: Any = {"steps": setting.steps, "alpha": alpha, "device": device}
+            tried = [
+                fit_head(choice, of_seeds[0], dimension, rate, seed=0, **options)
+                for rate in setting.learning_rates
+            ]
+            best = min(tried, key=lambda result: result.divergence)
+            fits.append(best)
+            for seed in range(1, setting.seeds):
+                targets, rate = of_seeds[seed], best.learning_rate
+                fits.append(fit_head(choice, targets, dimension, rate, seed=seed, **options))
+        truth = torch.from_numpy(np.stack(of_seeds))
+        mean = truth.mean(-2, keepdim=True).expand_as(truth)
+        uncertainty = entropy(truth)
+        excess = float((cross_entropy(truth, mean.log()) - uncertainty).mean())
+        matched = mode_matching(truth, mean)
+        baselines.append(SyntheticBaseline(alpha, float(uncertainty.mean()), excess, matched))
+    return SyntheticResult(setting, fits, baselines)
 
 
-def _targets(setting: SyntheticSetting, alpha: float, seed: int) -> Targets:
-    return dirichlet_targets(setting.contexts, setting.outcomes, alpha, seed)
-
-
-def _fit_cell(
-    setting: SyntheticSetting, device: torch.device | None, cell: tuple[float, HeadChoice, int]
-) -> tuple[list[SyntheticFit], list[SyntheticFit]]:
-    """The fits of the first seed for all learning rates, and the fit of each seed with the best
-    one."""
-    alpha, choice, dimension = cell
-
-    def fit(rate: float, seed: int) -> SyntheticFit:
-        targets = _targets(setting, alpha, seed)
-        return fit_head(choice, targets, dimension, rate, setting.steps, seed, alpha, device)
-
-    tried = [fit(rate, 0) for rate in setting.learning_rates]
-    best = min(tried, key=lambda result: result.divergence)
-    return tried, [best, *(fit(best.learning_rate, seed) for seed in range(1, setting.seeds))]
-
-
-def _cell(fits: list[SyntheticFit]) -> SyntheticCell:
-    first = fits[0]
-    modes = [fit.mode_matching for fit in fits]
-    divergences = [fit.divergence for fit in fits]
-    measures = fmean(modes), 0.0, fmean(divergences), 0.0
-    if len(fits) > 1 and math.isfinite(measures[2]):
-        measures = measures[0], stdev(modes), measures[2], stdev(divergences)
-    return SyntheticCell(first.head, first.alpha, first.dimension, first.learning_rate, *measures)
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation over the seeds; 0 with one seed or if the mean is infinite."""
+    mean = fmean(values)
+    return mean, stdev(values) if len(values) > 1 and math.isfinite(mean) else 0.0
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -375,53 +286,48 @@ def measure(arguments: argparse.Namespace) -> Report:
         tuple(arguments.learning_rates),
         arguments.seeds,
     )
-    device = choose_device(arguments.device)
-    with closing(Task("fitting heads", setting.n_fits)) as task:
-
-        def advance(fit: SyntheticFit) -> None:
-            task.note = f"{fit.head}, D = {fit.dimension}, alpha = {fit.alpha:g}"
-            task.advance()
-
-        result = synthetic_bottleneck(setting, device, advance, processes=arguments.processes)
-    return synthetic_report(result)
-
-
-def synthetic_report(result: SyntheticResult) -> Report:
-    alphas = result.setting.alphas
-    return Report(
-        "Synthetic bottleneck experiment",
-        _tables(result),
-        list(_notes(result)),
-        result,
-        result.fits,
-        {f"alpha-{alpha:g}": synthetic_picture(result, alpha) for alpha in alphas},
-    )
+    result = synthetic_bottleneck(setting, arguments.device)
+    pictures = {f"alpha-{alpha:g}": synthetic_picture(result, alpha) for alpha in setting.alphas}
+    notes, title = [*_notes(result)], "Synthetic bottleneck experiment"
+    data = {**result._asdict(), "setting": setting}
+    return Report(title, _tables(result), notes, data, result.fits, pictures)
 
 
 def _tables(result: SyntheticResult) -> list[Table]:
-    several = result.setting.seeds > 1
-    spread = ", mean and standard deviation over seeds" if several else ""
-    texts: dict[str, dict[tuple[str, int], str]] = {}
-    for cell in result.cells:
-        for name, digits, title in (
-            ("mode_matching", 1, "Mode matching (% of contexts)"),
-            ("divergence", 3, "KL(P* || P), cross-entropy minus entropy (nats)"),
-        ):
-            mean, deviation = getattr(cell, name), getattr(cell, f"{name}_deviation")
-            text = f"{mean:,.{digits}f}" + (f" ± {deviation:,.{digits}f}" if several else "")
-            of_table = texts.setdefault(f"{title}, alpha = {cell.alpha:g}{spread}", {})
-            of_table[cell.head, cell.dimension] = text if math.isfinite(mean) else "diverged"
-    texts["Parameters of the head, without context vectors"] = {
-        (fit.head, fit.dimension): count(fit.parameters) for fit in result.fits
+    setting = result.setting
+    header = ["head", *(f"D={dimension}" for dimension in setting.dimensions)]
+    spread = ", mean and standard deviation over seeds" * (setting.seeds > 1)
+    titles = {"mode_matching": "Mode matching (% of contexts)"}
+    titles["divergence"] = "KL(P* || P), cross-entropy minus entropy (nats)"
+    tables = {
+        f"{title}, alpha = {alpha:g}{spread}": (alpha, name)
+        for alpha in setting.alphas
+        for name, title in titles.items()
     }
-    heads = [choice.label for choice in result.setting.heads]
-    dimensions = result.setting.dimensions
-    header = ["head", *(f"D={dimension}" for dimension in dimensions)]
-    rows = {
-        title: [(head, *(cells[head, d] for d in dimensions)) for head in heads]
-        for title, cells in texts.items()
-    }
-    return [row_table(title, header, of_table, None, str) for title, of_table in rows.items()]
+    tables["Parameters of the head, without context vectors"] = setting.alphas[0], "parameters"
+    return [
+        row_table(
+            title,
+            header,
+            [
+                (head.label, *(_text(result, *of, head.label, d) for d in setting.dimensions))
+                for head in setting.heads
+            ],
+            None,
+            str,
+        )
+        for title, of in tables.items()
+    ]
+
+
+def _text(result: SyntheticResult, alpha: float, name: str, head: str, dimension: int) -> str:
+    values = [getattr(fit, name) for fit in result.cell(alpha, head, dimension)]
+    if name == "parameters":
+        return count(values[0])
+    mean, deviation = mean_and_deviation(values)
+    digits = decimals(1 if name == "mode_matching" else 3)
+    several = f" ± {digits(deviation)}" * (len(values) > 1)
+    return digits(mean) + several if math.isfinite(mean) else "diverged"
 
 
 def _notes(result: SyntheticResult) -> Iterator[str]:
@@ -440,7 +346,7 @@ def _notes(result: SyntheticResult) -> Iterator[str]:
         "and alpha."
     )
     if len(setting.learning_rates) > 1:
-        chosen = [cell.learning_rate for cell in result.cells]
+        chosen = [fit.learning_rate for fit in result.fits if fit.seed == 0]
         yield (
             f"Chosen learning rates: {len(chosen)} in total, "
             f"{chosen.count(min(setting.learning_rates))} of them the smallest and "
@@ -458,52 +364,42 @@ def _notes(result: SyntheticResult) -> Iterator[str]:
 def synthetic_picture(result: SyntheticResult, alpha: float) -> Any:
     """Plot mode matching and divergence against the dimension for one alpha, with a line for each
     head and bars of one standard deviation over seeds."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
-
     setting = result.setting
     baseline = next(each for each in result.baselines if each.alpha == alpha)
     figure, (left, right) = panels(9.6, 4.2 + 0.22 * math.ceil(len(setting.heads) / 4), 1, 2)
     for number, choice in enumerate(setting.heads):
-        cells = [c for c in result.cells if (c.alpha, c.head) == (alpha, choice.label)]
-        cells.sort(key=lambda cell: cell.dimension)
-        finite = [cell for cell in cells if 0 < cell.divergence < math.inf]
-        style: dict[str, Any] = (
-            {"ms": 4.5, "lw": 1.4, "capsize": 2}
-            | line_style(number)
-            | {"marker": MARKERS[number % len(MARKERS)]}
-        )
-        # the first are drawn on top
-        style |= {"label": plain(choice.label), "zorder": 3 - number / 100}
-        matched = [(c.dimension, c.mode_matching, c.mode_matching_deviation) for c in cells]
-        left.errorbar(*zip(*matched, strict=True), **style)
-        right.errorbar(
-            [cell.dimension for cell in finite],
-            [cell.divergence for cell in finite],
-            [min(cell.divergence_deviation, 0.9 * cell.divergence) for cell in finite],
-            **style,
-        )
-    dotted = {"color": "0.5", "linestyle": (0, (1, 2)), "lw": 1.0}
-    left.axhline(baseline.mode_matching, **dotted)
-    right.axhline(baseline.divergence, **dotted, label="one prediction for all contexts")
+        style: dict[str, Any] = line_style(number) | {"marker": MARKERS[number % len(MARKERS)]}
+        # The first are drawn on top.
+        style |= {"ms": 4.5, "capsize": 2, "label": plain(choice.label), "zorder": 3 - number / 100}
+        for axes, name in ((left, "mode_matching"), (right, "divergence")):
+            points = []
+            for d in setting.dimensions:
+                cell = result.cell(alpha, choice.label, d)
+                mean, deviation = mean_and_deviation([getattr(fit, name) for fit in cell])
+                if 0 <= mean < math.inf:
+                    points.append((d, mean, min(deviation, 0.9 * mean)))  # above 0 on a log scale
+            if points:
+                axes.errorbar(*zip(*points, strict=True), **style)
+    left.axhline(baseline.mode_matching, color="0.5", ls=":")
+    label = "one prediction for all contexts"
+    right.axhline(baseline.divergence, color="0.5", ls=":", label=label)
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.set_xticks(setting.dimensions, list(map(str, setting.dimensions)))
-        axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("dimension D of a context vector (log scale)")
     left.set(ylabel="contexts whose mode is matched (%)", ylim=(0, 102))
     right.set(ylabel="KL(P* || P) (nats, log scale)", yscale="log")
-    low, high = right.get_ylim()
-    subs = (1, 2, 5) if high > 10 * low else (1, 1.2, 1.5, 2, 3, 4, 5, 6, 8)
-    right.yaxis.set_major_locator(LogLocator(subs=subs))
-    right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    right.yaxis.set_minor_formatter(NullFormatter())
-    seeds = f"{setting.seeds} {'seeds' if setting.seeds > 1 else 'seed'}"
     sizes = f"{setting.contexts} contexts, {setting.outcomes} outcomes"
+    seeds = f"{setting.seeds} {'seeds' if setting.seeds > 1 else 'seed'}"
     figure.suptitle(f"{sizes}, targets ~ Dirichlet({alpha:g}), {seeds}", fontsize=10)
     legend(figure, *right.get_legend_handles_labels(), loc="lower center", ncols=4)
     return figure
 
 
+_ALPHA = "concentrations of the Dirichlet distribution; the smaller, the fewer outcomes have most "
+_HEADS = "names, or NAME:KEY=VALUE,KEY=VALUE with options of the head, such as mos:components=15 "
+_HEADS += "or trees:n_trees=2,root=16; all: every head that reads one vector"
+_RATES = "grid of learning rates; the best on the first seed is chosen for each head, D and alpha"
 COMMAND = Measurement(
     "synthetic",
     "what each head can express with D features",
@@ -512,32 +408,12 @@ COMMAND = Measurement(
         Argument("--contexts", "N, number of contexts", 200),
         Argument("--outcomes", "M, number of outcomes", 100),
         Argument("--dimensions", "sizes D to try", [2, 4, 8, 16, 32]),
-        Argument(
-            "--alpha",
-            "concentrations of the symmetric Dirichlet distribution; the smaller, the fewer "
-            "outcomes have most of a target's mass",
-            [0.01, 0.1],
-            type=positive,
-        ),
-        Argument(
-            "--heads",
-            "names, or NAME:KEY=VALUE,KEY=VALUE with options of the head, such as "
-            "mos:components=15 or trees:n_trees=2,root=16; all: every head that reads one vector",
-            list(DEFAULT_HEADS),
-            metavar="HEAD",
-            nargs="+",
-        ),
+        Argument("--alpha", f"{_ALPHA}of a target's mass", [0.01, 0.1], type=positive),
+        Argument("--heads", _HEADS, list(DEFAULT_HEADS), metavar="HEAD", nargs="+"),
         Argument("--steps", "largest number of steps of Adam in a fit", 400),
-        Argument(
-            "--learning-rates",
-            "grid of learning rates; the best on the first seed is chosen for each head, D "
-            "and alpha",
-            [0.05, 0.2, 0.8],
-            type=positive,
-        ),
+        Argument("--learning-rates", _RATES, [0.05, 0.2, 0.8], type=positive),
         Argument("--seeds", "number of repetitions, each with other targets", 2),
         Argument("--device", "where to fit", "cpu", choices=("auto", "cpu", "cuda")),
-        Argument("--processes", "to work in", 2),
     ),
     output="results",
 )

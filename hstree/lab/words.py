@@ -22,16 +22,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hstree.heads.flat import FlatHead
 from hstree.lm._arguments import Argument
-from hstree.lm._pictures import COLOURS, legend, panels, plain
+from hstree.lm._pictures import legend, line_style, panels, plain
 from hstree.lm.models import LanguageModel
-from hstree.lm.runs import load_run, run_names
 from hstree.lm.table import Table, count, decimals
 
-from .report import MARKERS, Measurement, Report, row_table
+from .report import Measurement, Report, load_runs, row_table
 
-VECTORS = ("input", "output")
 SUFFIXES = (".txt", ".csv", ".tsv", ".tab")
 
 # Parts of speech between the words and the score, as in SimLex-999 and SimVerb-3500.
@@ -78,11 +75,6 @@ def read_similarity_sets(path: str | os.PathLike[str]) -> dict[str, tuple[Pair, 
     part of speech (``sun-n``), this suffix is removed. The name of a set is that of its file,
     without extension and the prefix ``EN-``. This reads WS-353, RG-65, MC-30, MTurk-287, MTurk-771,
     MEN, YP-130, VERB-143, RW-STANFORD, SimLex-999 and SimVerb-3500.
-
-    Raises:
-        ValueError: the file or folder does not exist, the folder has no such file, or two sets have
-            the same name; a file is not UTF-8, has no pairs, or a line is not a pair. The message
-            names file and line.
     """
     place = Path(path)
     if not place.exists():
@@ -92,13 +84,7 @@ def read_similarity_sets(path: str | os.PathLike[str]) -> dict[str, tuple[Pair, 
         files = sorted(file for file in place.iterdir() if file.suffix.lower() in SUFFIXES)
     if not files:
         raise ValueError(f"{place}: expected files that end in {', '.join(SUFFIXES)}, got none")
-    sets: dict[str, tuple[Pair, ...]] = {}
-    for file in files:
-        name = file.stem.removeprefix("EN-")
-        if name in sets:
-            raise ValueError(f"{file}: another file of this folder also has a set named {name!r}")
-        sets[name] = _read_set(file)
-    return sets
+    return {file.stem.removeprefix("EN-"): _read_set(file) for file in files}
 
 
 def _read_set(file: Path) -> tuple[Pair, ...]:
@@ -147,48 +133,23 @@ def _pair(fields: list[str]) -> Pair | None:
 
 @dataclass(frozen=True)
 class WordSimilarity:
-    """The correlation of a model's vectors with one set of human scores: the number of its pairs,
-    and of those with a word without a vector, which are excluded; Spearman's rank correlation over
-    the others, nan for fewer than two or if all human scores or all similarities are equal; its
-    two-sided p-value, from Student's t, nan for fewer than three pairs; and its 95% interval, nan
-    for fewer than four and for abs(rho) = 1."""
+    """The correlation of a model's vectors with one set of human scores."""
 
     set: str
     model: str
     pairs: int
-    missing: int
-    rho: float
-    p_value: float
-    low: float
+    missing: int  # pairs with a word without a vector, which are excluded
+    rho: float  # Spearman's rank correlation; nan if all scores or all similarities are equal
+    p_value: float  # two-sided, from Student's t; nan for fewer than three pairs
+    low: float  # 95% interval; nan for fewer than four pairs and for abs(rho) = 1
     high: float
 
 
-def model_embeddings(
-    model: LanguageModel, words: Sequence[str], name: str, vectors: str = "input"
-) -> Embeddings:
-    """The word vectors of a model over these V words, in order of class id: ``"input"``, the word
-    embeddings [V, D]; ``"output"``, the rows of W [V, E] of a head with one vector for each class.
-
-    Raises:
-        ValueError: the kind of vectors is unknown, the head has no such vectors, the number of
-            words is not V, or vectors are not finite.
-    """
-    if vectors not in VECTORS:
-        raise ValueError(f"vectors: expected one of {', '.join(VECTORS)}, got {vectors!r}")
-    if len(words) != model.head.n_classes:
-        raise ValueError(f"words: expected {model.head.n_classes} (V), got {len(words)}")
-    weight = model.backbone.embedding.weight
-    if vectors == "output":
-        if not isinstance(model.head, FlatHead):
-            raise ValueError(
-                f"vectors: expected 'input' for {name}, since its head {model.head.name!r} has no "
-                "vector for each class, got 'output'"
-            )
-        weight = model.head.weight
-    values: npt.NDArray[np.float32] = weight.detach().float().cpu().numpy()
-    if not np.isfinite(values).all():
-        raise ValueError(f"model: the {vectors} vectors of {name} are not all finite")
-    return Embeddings(name, {word: row for row, word in enumerate(words)}, values)
+def model_embeddings(model: LanguageModel, words: Sequence[str], name: str) -> Embeddings:
+    """The word embeddings [V, D] of a model over these V words, in order of class id."""
+    weight = model.backbone.embedding.weight.detach()
+    index = {word: row for row, word in enumerate(words)}
+    return Embeddings(name, index, weight.float().cpu().numpy())
 
 
 def word_similarity(
@@ -196,11 +157,7 @@ def word_similarity(
 ) -> list[list[WordSimilarity]]:
     """Correlations [S][M] of S sets of human scores by name with cosine similarities of the vectors
     of M models. Each is evaluated on all pairs that it has, or with ``common`` all are on the pairs
-    that every model has. Equal values share the mean of their ranks. Raises ValueError if there are
-    no sets or no embeddings."""
-    for argument, given in (("sets", sets), ("embeddings", embeddings)):
-        if not given:
-            raise ValueError(f"{argument}: expected at least one, got none")
+    that every model has. Equal values share the mean of their ranks."""
     found = []
     for name, pairs in sets.items():
         scores = np.array([score for *_, score in pairs])
@@ -219,10 +176,8 @@ def word_similarity(
     return found
 
 
-def mean_similarity(
-    found: Sequence[Sequence[WordSimilarity]], *, weighted: bool = False
-) -> list[float]:
-    """The mean rho of each of the M models over the sets on which all models have one, optionally
+def mean_similarity(found: Sequence[Sequence[WordSimilarity]], weighted: bool) -> list[float]:
+    """The mean rho of each of the M models over the sets on which all models have one, or that
     weighted by the number of pairs; nan if there is no such set."""
     rows = [row for row in found if not any(math.isnan(each.rho) for each in row)]
     if not rows:
@@ -253,35 +208,19 @@ def confidence_interval(rho: float, n: int) -> tuple[float, float]:
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    sets, embeddings = read_similarity_sets(arguments.benchmarks), []
-    places = arguments.directories
-    for name, place in zip(run_names(places), places, strict=True):
-        run = load_run(place)
-        words = run.vocabulary.words
-        embeddings.append(model_embeddings(run.model, words, name, arguments.vectors))
+    sets = read_similarity_sets(arguments.benchmarks)
+    embeddings = [
+        model_embeddings(run.model, run.vocabulary.words, name)
+        for name, run in load_runs(arguments).items()
+    ]
     found = word_similarity(sets, embeddings, common=arguments.common)
-    rows = [each for row in found for each in row]
-    models = [each.name for each in embeddings]
-    which = {"input": "input embeddings", "output": "output class vectors"}[arguments.vectors]
     pairs = "that every model has" if arguments.common else "whose words it has"
-    weighted = mean_similarity(found, weighted=True)
-    return Report(
-        "Word similarity",
-        [word_similarity_table(found)],
-        [
-            f"{which}, each model on the pairs {pairs}; "
-            "p-values and 95% intervals are in words.csv and words.json"
-        ],
-        {
-            "vectors": arguments.vectors,
-            "common": arguments.common,
-            "correlations": rows,
-            "mean": dict(zip(models, mean_similarity(found), strict=True)),
-            "mean_weighted_by_pairs": dict(zip(models, weighted, strict=True)),
-        },
-        rows,
-        {"similarity": word_similarity_picture(found)},
-    )
+    note = f"input embeddings, each model on the pairs {pairs}; "
+    note += "p-values and 95% intervals are in words.csv and words.json"
+    rows = [each for row in found for each in row]
+    data = {"common": arguments.common, "correlations": rows}
+    tables, pictures = [word_similarity_table(found)], {"similarity": similarity_picture(found)}
+    return Report("Word similarity", tables, [note], data, rows, pictures)
 
 
 def word_similarity_table(found: Sequence[Sequence[WordSimilarity]]) -> Table:
@@ -299,73 +238,42 @@ def word_similarity_table(found: Sequence[Sequence[WordSimilarity]]) -> Table:
     ]
     if len(found) > 1:
         blank = [""] * (1 + len(header))
-        rows.append(("mean of the sets", *blank, *map(rho, mean_similarity(found))))
-        weighted = mean_similarity(found, weighted=True)
-        rows.append(("weighted by pairs", *blank, *map(rho, weighted)))
+        for name, weighted in (("mean of the sets", False), ("weighted by pairs", True)):
+            rows.append((name, *blank, *map(rho, mean_similarity(found, weighted))))
     title = "Spearman's rho of human scores and cosine similarities of word vectors"
     return row_table(title, ("set", "pairs", *header, *models), rows, None, str)
 
 
-def word_similarity_picture(found: Sequence[Sequence[WordSimilarity]]) -> Any:
+def similarity_picture(found: Sequence[Sequence[WordSimilarity]]) -> Any:
     """Plot a band for each set, with a dot for each model at its rho and a line over its 95%
-    confidence interval. ``found``: result of :func:`word_similarity`."""
-    from matplotlib.ticker import MultipleLocator
-
+    confidence interval."""
     n_sets, n_models = len(found), len(found[0])
-    height = 1.5 + n_sets * max(0.32, 0.09 * n_models + 0.08) + 0.2 * n_models
-    figure, axes = panels(7.2, height, grid="x")
+    figure, axes = panels(7.2, 1.5 + n_sets * (0.2 + 0.1 * n_models), grid="x")
     for m, column in enumerate(zip(*found, strict=True)):
-        colour = COLOURS[m % len(COLOURS)]
-        marker = MARKERS[(m + m // len(COLOURS)) % len(MARKERS)]
-        places = [s + (m - (n_models - 1) / 2) * 0.7 / n_models for s in range(n_sets)]
-        rhos = [each.rho for each in column]
-        axes.plot(rhos, places, marker, color=colour, ms=4.5, label=plain(column[0].model))
-        for each, place in zip(column, places, strict=True):
-            if not math.isnan(each.low):
-                axes.plot([each.low, each.high], [place, place], color=colour, lw=1, alpha=0.6)
+        places = np.arange(n_sets) + (m - (n_models - 1) / 2) * 0.7 / n_models
+        colour, label = line_style(m)["color"], plain(column[0].model)
+        axes.plot([each.rho for each in column], places, "o", color=colour, ms=4.5, label=label)
+        axes.hlines(places, [e.low for e in column], [e.high for e in column], colour, lw=1)
     for s in range(0, n_sets, 2):
         axes.axhspan(s - 0.5, s + 0.5, color="0.95", lw=0, zorder=0)
     axes.axvline(0, color="0.4", lw=0.8, zorder=1)
-    axes.set_yticks(range(n_sets), [_label(row) for row in found])
-    axes.tick_params(axis="y", length=0)
-    axes.xaxis.set_major_locator(MultipleLocator(0.2))
-    axes.set(
-        ylim=(n_sets - 0.5, -0.5),
-        xlabel="Spearman's rank correlation with human scores, with 95% interval",
-    )
+    axes.set_yticks(range(n_sets), [plain(row[0].set) for row in found])
+    label = "Spearman's rank correlation with human scores, with 95% interval"
+    axes.set(ylim=(n_sets - 0.5, -0.5), xlabel=label)
     legend(figure, loc="upper center", ncols=min(n_models, 4), fontsize=9)
     return figure
 
 
-def _label(row: Sequence[WordSimilarity]) -> str:
-    used = [each.pairs - each.missing for each in row]
-    least, most = min(used), max(used)
-    pairs = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    return f"{plain(row[0].set)} ({pairs} pairs)"
-
-
+_SETS = "folder of word-similarity sets (.txt, .csv, .tsv, .tab), or one such file: lines word1 "
+_SETS += "word2 score, and most variants of that format"
+_COMMON = "evaluate all models on the pairs that every model has"
 COMMAND = Measurement(
     "words",
     "word vectors against human similarity scores",
     measure,
     (
-        Argument(
-            "--benchmarks",
-            "folder of word-similarity sets (.txt, .csv, .tsv, .tab), or one such file: "
-            "lines word1 word2 score, and most variants of that format",
-            metavar="PATH",
-            required=True,
-        ),
-        Argument(
-            "--vectors",
-            "the word embeddings, or the class vectors of the output layer, which trees and "
-            "the adaptive softmax do not have",
-            "input",
-            choices=VECTORS,
-        ),
-        Argument(
-            "--common", "evaluate all models on the pairs that every model has", action="store_true"
-        ),
+        Argument("--benchmarks", _SETS, metavar="PATH", required=True),
+        Argument("--common", _COMMON, action="store_true"),
     ),
     runs="+",
 )

@@ -109,6 +109,6 @@ def test_command(
         assert gains == pytest.approx(np.mean(loss["trees"]) - loss["mixture"])
         assert "**Correlation of the losses**" in (folder / "tree.md").read_text()
     capsys.readouterr()
-    expected = "softmax: model: expected a head of trees, got the head 'softmax'"
+    expected = "model: expected a head of trees, got the head 'softmax'"
     error = refused(capsys, "analyze", "tree", "softmax", "--output", "no", left="no")
     assert expected in error

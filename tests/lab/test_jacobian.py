@@ -14,14 +14,10 @@ from heads.support import allocations
 from torch import Tensor, nn
 
 from hstree.__main__ import main
-from hstree.lab import (
-    jacobian_experiment,
-    jacobian_singular_values,
-    summarize_singular_values,
-)
-from hstree.lab.jacobian import LayerSpectrum
+from hstree.lab import jacobian_experiment, jacobian_singular_values
+from hstree.lab.jacobian import LayerSpectrum, summarize_singular_values
 from hstree.lab.layers import MoEDense
-from lab.commands import csv_rows, refused
+from lab.commands import refused
 
 N = 128
 
@@ -136,19 +132,10 @@ def test_rank_is_the_number_of_outputs_with_an_active_expert(n_experts: int) -> 
     assert spectrum.rank == pytest.approx(active.double().mean().item())
 
 
-@pytest.mark.parametrize(
-    ("inputs", "options", "match"),
-    [
-        (torch.zeros(3), {}, r"inputs: expected shape \[N, ...\] without a 0, got \[3\]"),
-        (torch.zeros(0, 4), {}, r"without a 0, got \[0, 4\]"),
-        (torch.zeros(2, 4, dtype=torch.int64), {}, "inputs: expected a floating.*got torch.int64"),
-        (torch.zeros(2, 4), {"chunk_size": 0}, "chunk_size: expected at least 1, got 0"),
-    ],
-    ids=str,
-)
-def test_bad_inputs(inputs: Tensor, options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        jacobian_singular_values(nn.Identity(), inputs, **options)
+def test_bad_inputs() -> None:
+    for shape in ((3,), (0, 4)):
+        with pytest.raises(ValueError, match=r"inputs: expected shape \[N, ...\] without a 0"):
+            jacobian_singular_values(nn.Identity(), torch.zeros(shape))
 
 
 # Summaries
@@ -171,12 +158,6 @@ def test_summary_of_known_values() -> None:
     dead = summarize_singular_values(torch.zeros(2, 3, dtype=torch.float64))
     assert dead.normalised == (0, 0, 0)
     assert (dead.rank, dead.shares, dead.condition) == (0, (0, 0, 0), (math.inf,) * 3)
-
-
-@pytest.mark.parametrize("shape", [(3,), (0, 3)], ids=str)
-def test_bad_values(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"values: expected shape \[N, n\] without a 0"):
-        summarize_singular_values(torch.zeros(shape))
 
 
 # The experiment
@@ -262,26 +243,6 @@ def test_draws_depend_on_the_seed_alone(layers: list[LayerSpectrum]) -> None:
     assert linear.condition[0] < linear.condition[2]
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"features": 0}, "features: expected at least 1, got 0"),
-        ({"inputs": 0}, "inputs: expected at least 1, got 0"),
-        ({"seeds": 0}, "seeds: expected at least 1, got 0"),
-        ({"experts": ()}, r"experts: expected at least one, each once, got \[\]"),
-        ({"experts": (2, 4, 2)}, r"experts: expected at least one, each once, got \[2, 4, 2\]"),
-        ({"experts": (0, 4)}, "experts: expected at least 1, got 0"),
-        ({"gates": ("none", "none")}, "gates: expected at least one, each once"),
-        ({"gates": ("relu",)}, "gates: expected one of softmax, .*, got 'relu'"),
-        ({"activation": "swish"}, "activation: expected one of relu, .*, got 'swish'"),
-    ],
-    ids=str,
-)
-def test_bad_settings(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        jacobian_experiment(**options)
-
-
 def test_every_gate_and_one_feature() -> None:
     gates = ("softmax", "sigmoid", "constant", "none")
     found = jacobian_experiment(1, 3, (1, 2), "tanh", gates, seeds=1)
@@ -306,23 +267,13 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.err == ""
     assert "mixture, none gates" in captured.out
     pictures = ["jacobian-normalised-singular-values.png", "jacobian-singular-values.png"]
-    names = [*pictures, "jacobian.csv", "jacobian.json", "jacobian.md"]
+    names = [*pictures, "jacobian.json", "jacobian.md"]
     assert sorted(file.name for file in folder.iterdir()) == names
     data = json.loads((folder / "jacobian.json").read_text())
     assert (data["features"], data["inputs"], data["seeds"]) == (6, 4, 2)
     assert (data["experts"], data["gates"], data["activation"]) == ([2, 3], ["none"], "tanh")
     kinds = [(layer["kind"], layer["experts"]) for layer in data["layers"]]
     assert kinds == [("linear", None), ("dense", None), ("mixture", 2), ("mixture", 3)]
-    rows = csv_rows(folder / "jacobian.csv")
-    assert len(rows) == 4 * 6
-    for layer, of_layer in zip(
-        data["layers"], [rows[i : i + 6] for i in (0, 6, 12, 18)], strict=True
-    ):
-        for name in ("mean", "deviation", "normalised"):
-            assert [float(row[name]) for row in of_layer] == layer["spectrum"][name]
-        assert [row["index"] for row in of_layer] == list("123456")
-        assert {row["layer"] for row in of_layer} == {layer["kind"]}
-        assert {row["gate"] for row in of_layer} == {layer["gate"] or ""}
     assert "note: Draws of inputs and weights: 2; standard normal inputs of each: 4" in captured.out
     page = (folder / "jacobian.md").read_text()
     assert page.startswith("# Jacobians of mixtures of experts\n")
@@ -333,10 +284,8 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         (("--experts", "0"), "argument --experts: expected at least 1, got 0"),
-        (("--experts", "2", "2"), "experts: expected at least one, each once, got [2, 2]"),
+        (("--experts", "2", "2"), "--experts: expected each once, got [2, 2]"),
         (("--gates", "relu"), "argument --gates: invalid choice: 'relu'"),
-        (("--activation", "swish"), "argument --activation: invalid choice: 'swish'"),
-        (("--seeds", "-1"), "argument --seeds: expected at least 1, got -1"),
     ],
 )
 def test_unusable_arguments(

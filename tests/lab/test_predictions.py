@@ -1,9 +1,8 @@
-"""Next words of several models: log-probabilities in a stream, ranks, draws, tables, command."""
+"""Next words of several models: log-probabilities, ranks, tables, command."""
 
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,18 @@ from lm.training.toy import small_config, write_corpus
 
 from hstree.__main__ import main
 from hstree.heads import MixtureOfSoftmaxes
-from hstree.lab import log_prob_at, prediction, random_positions
+from hstree.lab import prediction
 from hstree.lab.predictions import (
     ContextPredictions,
     Prediction,
-    prediction_rows,
+    next_log_prob,
     prediction_tables,
 )
 from hstree.lm.models import AWDLSTM, LanguageModel
 from hstree.lm.runs import load_run
 from hstree.lm.table import markdown
 from hstree.lm.training import train
-from lab.commands import csv_rows, refused
+from lab.commands import refused
 
 WORDS = ("the", "cat", "<unk>", "runs", "<eos>")
 
@@ -39,28 +38,16 @@ def model() -> LanguageModel:
     return LanguageModel(backbone, MixtureOfSoftmaxes(8, 20, components=3))
 
 
-def test_log_prob_at_reads_the_whole_text_before(model: LanguageModel) -> None:
+def test_next_log_prob_is_of_the_last_word(model: LanguageModel) -> None:
+    """In evaluation mode, over a text of several windows."""
     tokens = np.random.default_rng(0).integers(0, 20, 300).astype(np.int32)
-    positions = [200, 1, 128, 129, 300, 200, 257]
     model.train()
-    found = log_prob_at(model, tokens, positions)
+    found = next_log_prob(model, tokens)
     assert model.training
     model.eval()
-    assert found.shape == (7, 20)
+    hidden, _ = model.hidden(torch.from_numpy(tokens.astype(np.int64))[:, None])
+    torch.testing.assert_close(found, model.head.log_prob(hidden[-1])[0], rtol=1e-5, atol=1e-6)
     assert not found.requires_grad
-    for row, position in zip(found, positions, strict=True):
-        text = torch.from_numpy(tokens[:position].astype(np.int64))[:, None]
-        hidden, _ = model.hidden(text)
-        torch.testing.assert_close(row, model.head.log_prob(hidden[-1])[0], rtol=1e-5, atol=1e-6)
-    # The first word matters 199 words later still, if little: dropout is off, so this is it.
-    changed = log_prob_at(model, np.concatenate([[(tokens[0] + 1) % 20], tokens[1:]]), [3])
-    assert not torch.equal(changed, log_prob_at(model, tokens, [3]))
-
-
-@pytest.mark.parametrize("positions", [[], [0], [4], [2, -1]])
-def test_log_prob_at_out_of_range(positions: list[int], model: LanguageModel) -> None:
-    with pytest.raises(ValueError, match="positions: expected at least one, all from 1 to 3"):
-        log_prob_at(model, [1, 2, 3], positions)
 
 
 def test_prediction() -> None:
@@ -73,11 +60,6 @@ def test_prediction() -> None:
     for truth in (None, "zebra"):
         found = prediction(log_prob, WORDS, 1, truth)
         assert found == Prediction(("<unk>",), found.probabilities)
-    for k in (0, 6):
-        with pytest.raises(ValueError, match="k: expected 1 to 5"):
-            prediction(log_prob, WORDS, k)
-    with pytest.raises(ValueError, match=r"log_prob: expected shape \[5\], got \(4,\)"):
-        prediction(log_prob[:4], WORDS)
 
 
 def test_equal_probabilities_share_the_best_rank() -> None:
@@ -85,33 +67,14 @@ def test_equal_probabilities_share_the_best_rank() -> None:
     assert [prediction(log_prob, WORDS, 1, word).true_rank for word in WORDS] == [1] * 5
 
 
-def test_random_positions() -> None:
-    first, second = np.arange(40) % 4, np.arange(40) % 5
-    found = random_positions([first, second], [3, 0], 24)
-    # Of 40 positions, a quarter is unknown to the first model, a fifth to the second.
-    assert found == [p for p in range(40) if p % 4 != 3 and p % 5 != 0]
-    some = random_positions([first, second], [3, 0], 6, seed=1)
-    assert some == random_positions([first, second], [3, 0], 6, seed=1)
-    assert some == sorted(set(some))
-    assert set(some) < set(found)
-    assert some != random_positions([first, second], [3, 0], 6, seed=2)
-    assert 0 not in random_positions([first], [3], 29)
-    with pytest.raises(ValueError, match=r"n: expected 1 to 24 \(positions with a known word\)"):
-        random_positions([first, second], [3, 0], 25)
-    with pytest.raises(
-        ValueError, match=r"one text with the same tokens for all models, got \[39, 40\]"
-    ):
-        random_positions([first, second[:-1]], [3, 0], 5)
-
-
 def contexts() -> list[ContextPredictions]:
     sure = Prediction(("cat", "<unk>"), (0.9, 0.05), "cat", 0.9, 1)
     lost = Prediction(("<eos>", "the"), (0.5, 0.25), "cat", 0.000123, 1234)
     blind = Prediction(("<eos>", "the"), (0.5, 0.25))
     return [
-        ContextPredictions("the <unk>", "cat", 7, (sure, lost)),
-        ContextPredictions("runs", None, None, (blind, blind)),
-        ContextPredictions("the", "cat", None, (sure, blind)),
+        ContextPredictions("the <unk>", "cat", (sure, lost)),
+        ContextPredictions("runs", None, (blind, blind)),
+        ContextPredictions("the", "cat", (sure, blind)),
     ]
 
 
@@ -140,48 +103,17 @@ def test_tables() -> None:
     assert "**1. the \\<unk> [cat]**" in page
 
 
-def test_rows() -> None:
-    rows = list(prediction_rows(contexts(), ["one", "two"]))
-    assert len(rows) == 3 * 4 + 1
-    assert rows[0] == {
-        "context": 1,
-        "model": "one",
-        "rank": 1,
-        "word": "cat",
-        "probability": 0.9,
-        "true": True,
-    }
-    assert rows[4] == {
-        "context": 1,
-        "model": "two",
-        "rank": 1234,
-        "word": "cat",
-        "probability": 0.000123,
-        "true": True,
-    }
-    assert math.isclose(sum(row["probability"] for row in rows if row["context"] == 2), 1.5)
-
-
 # The command
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts ``data`` and ``other``, and runs ``trees`` and ``softmax`` on the first, ``narrow``
-    with fewer words, ``stranger`` on the other text, ``double`` on one as long as the first."""
+    """A text ``data``, and on it runs ``trees``, ``softmax``, and ``narrow`` with fewer words."""
     folder = tmp_path_factory.mktemp("predictions")
     data = write_corpus(folder / "data")
-    other = write_corpus(folder / "other", seed=1)
     for head in ("trees", "softmax"):
         train(small_config(data, folder / head, head=head))
     train(small_config(data, folder / "narrow", max_vocabulary=9, epochs=1, root=1))
-    train(small_config(other, folder / "stranger", epochs=1))
-    # As many tokens in the same places, but other words.
-    (folder / "same length").mkdir()
-    for part in ("train", "valid", "test"):
-        lines = (data / f"{part}.txt").read_text().replace("cat", "dog")
-        (folder / "same length" / f"{part}.txt").write_text(lines)
-    train(small_config(folder / "same length", folder / "double", epochs=1))
     return folder
 
 
@@ -203,7 +135,7 @@ def test_given_contexts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     printed = capsys.readouterr().out
     assert data["models"] == ["softmax", "trees"]
     first, second = data["contexts"]
-    assert (first["context"], first["true_word"], first["position"]) == ("the OLD", "cat", None)
+    assert (first["context"], first["true_word"]) == ("the OLD", "cat")
     for name, found in zip(data["models"], first["predictions"], strict=True):
         run = load_run(name)
         words = ["<eos>", "the", "old"]
@@ -221,48 +153,17 @@ def test_given_contexts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     page = (tmp_path / "predictions.md").read_text()
     assert "**1. the OLD [cat]**" in page
     assert "| rank | softmax | trees |" in page
-    rows = csv_rows(tmp_path / "predictions.csv")
-    assert [row["model"] for row in rows[:6]] == ["softmax"] * 3 + ["trees"] * 3
-
-
-@pytest.mark.usefixtures("inside")
-def test_drawn_contexts(tmp_path: Path) -> None:
-    options = ["--random", "4", "--seed", "3", "--preceding", "6"]
-    data = figures(tmp_path, "softmax", "trees", *options)
-    run = load_run("softmax")
-    text = run.corpus().test
-    assert len(data["contexts"]) == 4
-    with torch.no_grad():
-        hidden, _ = run.model.hidden(torch.from_numpy(text.astype("int64"))[:, None])
-        log_prob = run.model.head.log_prob(hidden[:, 0])
-    for found in data["contexts"]:
-        position = found["position"]
-        words = run.vocabulary.decode(text[max(0, position - 6) : position].tolist())
-        assert found["context"].removeprefix("\N{HORIZONTAL ELLIPSIS} ") == " ".join(words)
-        assert found["true_word"] == run.vocabulary.words[text[position]]
-        expected = math.exp(float(log_prob[position - 1, text[position]]))
-        assert found["predictions"][0]["true_probability"] == pytest.approx(expected, rel=1e-4)
-    again = figures(tmp_path, "softmax", "trees", *options, "--data", "data")
-    assert again == data
-    assert figures(tmp_path, "softmax", "--random", "4")["contexts"] != data["contexts"]
 
 
 @pytest.mark.usefixtures("inside")
 def test_other_vocabularies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Words are drawn among those that both know; a given word may be known to one only."""
-    narrow = load_run("narrow")
-    data = figures(tmp_path, "softmax", "narrow", "--random", "60")
-    for found in data["contexts"]:
-        assert found["true_word"] in narrow.vocabulary
-        assert all(each["true_rank"] is not None for each in found["predictions"])
-    assert "town" not in narrow.vocabulary
+    """A word may be known to one model only."""
+    assert "town" not in load_run("narrow").vocabulary
     data = figures(tmp_path, "softmax", "narrow", "--context", "runs to | town")
     ranks = [each["true_rank"] for each in data["contexts"][0]["predictions"]]
     assert ranks[0] is not None
     assert ranks[1] is None
     assert "not in the vocabulary" in capsys.readouterr().out
-    data = figures(tmp_path, "softmax", "stranger", "--random", "3", "--data", "other")
-    assert len(data["contexts"]) == 3
 
 
 @pytest.mark.usefixtures("inside")
@@ -279,29 +180,19 @@ def test_subwords(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tokenizer is not None
     tokens = tokenizer.split("the old cat")
     assert truths == ["cat", tokens[len(tokenizer.split("the old"))]]
-    assert main(["analyze", "predictions", "softmax", str(run), "--random", "2"]) == 2
-    assert "the same tokens for all runs" in capsys.readouterr().err
-    data = figures(tmp_path / "out", str(run), "--random", "2", "--preceding", "4")
-    assert all(each["predictions"][0]["true_rank"] for each in data["contexts"])
 
 
 @pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["softmax"], "--context: expected at least one, or --random N, got neither"),
+        (["softmax"], "the following arguments are required: --context"),
         (["softmax", "--context", " "], "--context: expected words, or words | true word, got ' '"),
         (["softmax", "--context", "the | "], "--context: expected words, or words | true word"),
         (["softmax", "--context", "the | big cat"], "--context: expected one word after | "),
-        (["softmax", "--context", "the", "--data", "data"], "--data: has no effect without"),
-        (["softmax", "--random", "0"], "--random: expected at least 1, got 0"),
-        (["softmax", "--random", "99999"], "n: expected 1 to"),
-        (["softmax", "--random", "1", "--seed", "-1"], "--seed: expected at least 0, got -1"),
         (["softmax", "--context", "the", "--top-k", "99"], "--top-k: expected at most"),
-        (["softmax", "stranger", "--random", "2"], "those of softmax and stranger differ"),
-        (["trees", "softmax", "double", "--random", "40"], "those of trees and double differ"),
-        (["softmax", "./softmax", "--random", "2"], "expected every run and file once"),
-        (["nowhere", "--random", "2"], "nowhere: no such run folder"),
+        (["softmax", "./softmax", "--context", "a"], "expected every run and file once"),
+        (["nowhere", "--context", "the"], "nowhere: no such run folder"),
     ],
 )
 def test_bad_arguments(

@@ -1,4 +1,5 @@
-"""Studies: what is made, what is left alone, what stops them, and the tables."""
+"""Studies: their file; what is made, what is left alone, what stops them; the tables; and a small
+study by the command, stopped in the middle."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import dataclasses
 import io
 import json
 import math
+import re
 import signal
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,24 +18,259 @@ from typing import Any
 import numpy as np
 import pytest
 from lm.runs.made_up import write_run
+from lm.training.toy import write_corpus
 from scipy import stats
 
+from hstree.__main__ import main
+from hstree.lab import log_prob_rank
 from hstree.lab import study as module
 from hstree.lab.study import (
     RankSettings,
     Study,
     StudyError,
     StudyInterrupted,
+    StudyModel,
     StudyRun,
     parse_study,
+    read_study,
+    run_name,
     run_study,
     seconds_left,
     study_report,
     study_runs,
     study_table,
 )
-from hstree.lm.runs import TrainConfig
-from hstree.lm.training import Reporter, TrainingError, TrainingInterrupted, TrainingMemoryError
+from hstree.lm.runs import TrainConfig, load_run, parse_options
+from hstree.lm.training import (
+    Reporter,
+    TrainingError,
+    TrainingInterrupted,
+    TrainingMemoryError,
+    preset,
+)
+from lab.commands import csv_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+
+GRID = """
+name = "gss-grid"
+seeds = [3, 1]
+baseline = "softmax"
+rank = { rows = 4000 }
+
+[settings]
+data = "ptb"
+epochs = 3
+dropout = 0.3
+
+[[models]]
+head = "softmax"
+
+[[models]]
+name = "shape"
+head = "gss"
+dropout = 0.1
+learning_rate = [0.004, 1]
+
+[models.head_options]
+c = [-2.0, 0.5]
+bias = false
+"""
+
+
+def options_of(model: StudyModel) -> dict[str, Any]:
+    return parse_options(model.config.head_option)
+
+
+def test_everything_in_a_file() -> None:
+    study = parse_study(GRID)
+    assert study.name == "gss-grid"
+    assert study.seeds == (3, 1)
+    assert study.baseline == "softmax"
+    assert study.rank == RankSettings(4000, "test")
+    assert study.source == GRID
+    assert [model.label for model in study.models] == [
+        "softmax",
+        "shape, learning_rate=0.004, c=-2.0",
+        "shape, learning_rate=0.004, c=0.5",
+        "shape, learning_rate=1, c=-2.0",
+        "shape, learning_rate=1, c=0.5",
+    ]
+    first, *grid = study.models
+    assert first.config == TrainConfig(data="ptb", epochs=3, dropout=0.3, head="softmax")
+    assert grid[1].config == TrainConfig(
+        data="ptb",
+        epochs=3,
+        dropout=0.1,
+        head="gss",
+        learning_rate=0.004,
+        head_option=("c=0.5", "bias=false"),
+    )
+    assert run_name(grid[2], 3) == "shape-learning_rate=1-c=-2.0-seed=3"
+
+
+def test_what_may_be_left_out() -> None:
+    study = parse_study('[[models]]\nhead = "plif"', "mine")
+    assert (study.name, study.seeds, study.baseline, study.rank) == ("mine", (1,), None, None)
+    assert study.models[0].config == TrainConfig(head="plif")
+    assert study.models[0].label == "plif"
+    assert parse_study('rank = true\nseeds = 5\n[[models]]\nhead = "plif"').seeds == (5,)
+    assert parse_study('rank = true\n[[models]]\nhead = "plif"').rank == RankSettings(None, "test")
+    assert parse_study('rank = false\n[[models]]\nhead = "plif"').rank is None
+
+
+def test_a_list_of_the_common_settings_is_a_grid_of_every_model() -> None:
+    text = '[settings]\nlayers = [1, 2]\n[[models]]\nhead = "softmax"\n[[models]]\nhead = "plif"'
+    labels = [model.label for model in parse_study(text).models]
+    assert labels == ["softmax, layers=1", "softmax, layers=2", "plif, layers=1", "plif, layers=2"]
+    one = text + "\nlayers = 3"
+    assert [model.config.layers for model in parse_study(one).models] == [1, 2, 3]
+
+
+def test_options_that_are_lists_or_tables() -> None:
+    text = """
+[[models]]
+head = "adaptive"
+head_options = { cutoffs = [[100, 200], [300]] }
+[[models]]
+head = "mos"
+head_options = { function = "plif", function_options = { intervals = 10 } }
+"""
+    models = parse_study(text).models
+    assert [options_of(model) for model in models] == [
+        {"cutoffs": [100, 200]},
+        {"cutoffs": [300]},
+        {"function": "plif", "function_options": {"intervals": 10}},
+    ]
+    assert run_name(models[0], 1) == "adaptive-cutoffs=-100-200--seed=1"
+
+
+def test_presets_give_way_to_the_file() -> None:
+    text = """
+[settings]
+data = "ptb"
+epochs = 5
+[[models]]
+preset = "ptb-mos"
+learning_rate = 15
+head_options = { components = [5, 10] }
+"""
+    model = parse_study(text).models[1]
+    assert model.label == "ptb-mos, components=10"
+    changes = {"data": "ptb", "epochs": 5, "learning_rate": 15.0}
+    assert model.config == preset("ptb-mos", **changes, head_option=("components=10",))
+    assert options_of(model) == {"bias_start": "zero", "latent_dropout": 0.29, "components": 10}
+
+
+MODEL = '[[models]]\nhead = "gss"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seeds = [1", "not TOML: "),
+        ("", r"models: expected at least one table \[\[models\]\]"),
+        ("models = [3]", r"\[\[models\]\] number 1: expected a table with a head or a preset"),
+        (f"seed = 1\n{MODEL}", "unknown key 'seed', expected one of name, seeds"),
+        (f"name = '../x'\n{MODEL}", "name: expected a valid name for a folder, got '../x'"),
+        (f"name = '..'\n{MODEL}", "name: expected a valid name for a folder"),
+        (f"seeds = []\n{MODEL}", r"seeds: expected different whole numbers, got \[\]"),
+        (f"seeds = [1, 1]\n{MODEL}", "seeds: expected different whole numbers"),
+        (f"seeds = [true]\n{MODEL}", "seeds: expected different whole numbers"),
+        (f"seeds = [-1]\n{MODEL}", "seeds: .*expected at least 0, got -1"),
+        (f"baseline = 'mos'\n{MODEL}", "baseline: expected one of the models 'gss', got 'mos'"),
+        (f"rank = 3\n{MODEL}", "rank: expected true, false or a table, got 3"),
+        (f"rank = {{ row = 3 }}\n{MODEL}", "rank: unknown key 'row', expected one of rows, split"),
+        (f"rank = {{ rows = 0 }}\n{MODEL}", "rank.rows: expected a number of contexts, got 0"),
+        (f"rank = {{ split = 'x' }}\n{MODEL}", "rank.split: expected train, valid or test"),
+        (f"settings = 3\n{MODEL}", "settings: expected a table, got 3"),
+        (f"[settings]\nepoch = 3\n{MODEL}", r"\[settings\]: unknown key 'epoch', expected one of"),
+        (f"[settings]\nseed = 3\n{MODEL}", r"\[settings\]: unknown key 'seed'"),
+        (f"[settings]\nepochs = 0\n{MODEL}", "model 'gss': --epochs: expected at least 1, got 0"),
+        ("[[models]]\nname = 'a'", "number 1: expected a table with a head or a preset"),
+        (f"{MODEL}preset = 'ptb-gss'", "number 1: expected a table with a head or a preset"),
+        ("[[models]]\nhead = 'gsss'", "model 'gsss': .*head: expected one of adaptive"),
+        ("[[models]]\npreset = 'gss'", "model 'gss': --preset: expected one of ptb-softmax"),
+        ("[[models]]\npreset = 'ptb-gss'", "model 'ptb-gss': .* as --data for ptb-gss"),
+        (f"{MODEL}name = 'a/b'", "name: expected a valid name for a folder, got 'a/b'"),
+        (f"{MODEL}n_tree = 3", "model 'gss': unknown key 'n_tree'"),
+        (f"{MODEL}layers = []", "model 'gss': .*expected a table without an empty list"),
+        (f"{MODEL}layers = 'two'", "model 'gss': .*layers: expected int, got 'two'"),
+        (
+            f"{MODEL}head_options = 3",
+            "model 'gss': .*expected a table without an empty list, got 3",
+        ),
+        (f"{MODEL}head_options = {{ components = 3 }}", "the head 'gss' has no option components"),
+        (f"{MODEL}head_options = {{ k = 1979-05-27 }}", "model 'gss': .*not JSON serializable"),
+        (MODEL + MODEL, "models: expected different names, got 'gss'"),
+        (f"{MODEL}layers = [1, 1]", "different names, got 'gss, layers=1'"),
+    ],
+)
+def test_unusable_files(text: str, message: str) -> None:
+    with pytest.raises(StudyError, match=message):
+        parse_study(text)
+
+
+def test_errors_name_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    with pytest.raises(StudyError, match=r"mine\.toml: No such file"):
+        read_study(file)
+    file.write_bytes(b"\xff")
+    with pytest.raises(StudyError, match=r"mine\.toml: expected UTF-8 text"):
+        read_study(file)
+    file.write_text("seeds = 1")
+    with pytest.raises(StudyError, match=r"mine\.toml: models: expected"):
+        read_study(file)
+    file.write_text(MODEL)
+    assert read_study(file).name == "mine"
+
+
+LABORATORY = ROOT / "benchmarks" / "laboratory"
+MODELS = {
+    "ptb": 8,
+    "bias-start": 8,
+    "components": 6,
+    "gss-grid": 72,
+    "gss-rates": 20,
+    "heads": 7,
+    "latent-dropout": 3,
+    "plif-rank": 16,
+    "plif-start": 6,
+    "rates": 27,
+    "seeds": 3,
+    "seeds-tuned": 3,
+}
+
+
+def test_the_studies_of_the_laboratory() -> None:
+    studies = {file.stem: read_study(file) for file in LABORATORY.glob("*.toml")}
+    assert {name: len(study.models) for name, study in studies.items()} == MODELS
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "values"),
+    [
+        ("components", "components", [1, 3, 5, 10, 15, 20]),
+        ("latent-dropout", "latent_dropout", [0.29, 0.145, 0.0]),
+    ],
+)
+def test_studies_of_mos_and_their_published_size(name: str, key: str, values: list[float]) -> None:
+    """The file in the comment has the same grid, with the settings of the preset."""
+    small = read_study(LABORATORY / f"{name}.toml")
+    assert [options_of(model)[key] for model in small.models] == values
+    comment = small.source.partition("the whole file is:\n")[2].partition("# Published:")[0]
+    study = parse_study("\n".join(line.removeprefix("#   ") for line in comment.splitlines()))
+    assert study.rank == RankSettings()
+    published = preset("ptb-mos", data="PTB", averaging="nt")
+    assert [options_of(model)[key] for model in study.models] == values
+    for model in study.models:
+        own = dataclasses.replace(model.config, head_option=published.head_option)
+        assert own == published
+        kept = {k: v for k, v in parse_options(published.head_option).items() if k != key}
+        assert kept.items() <= options_of(model).items()
+
+
+# Runs
 
 TEXT = """
 seeds = [1, 2, 3]
@@ -51,14 +289,6 @@ head_options = { c = [-1.0, 0.5] }
 """
 ORDER = ["softmax", "100-_shape-c=-1.0", "100-_shape-c=0.5"]
 TESTS = {"softmax": 100.0, "100-_shape-c=-1.0": 90.0, "100-_shape-c=0.5": 100.5, "sampled": 95.0}
-
-
-@dataclasses.dataclass
-class RankOf:
-    """Stands for :class:`hstree.lab.RankResult`."""
-
-    press_rank: int
-    effective_ranks: dict[float, int]
 
 
 def perplexity(name: str) -> float:
@@ -193,14 +423,15 @@ def test_ranks_that_are_missing_are_taken(workshop: Workshop, tmp_path: Path) ->
     runs = run_study(study, tmp_path)
     assert workshop.ranked == workshop.trained == names()
     assert runs[0].ranks is not None
-    assert runs[0].ranks.press_rank == 401
-    assert runs[0].ranks.effective_ranks == {1e-3: 50, 1e-4: 200, 1e-5: 301}
+    assert runs[0].ranks["press_rank"] == 401
+    assert runs[0].ranks["effective_ranks"]["1e-05"] == 301
     # Those of other rows are not these.
     other = parse_study(TEXT.replace("100 }", "200 }"))
     assert states(study_runs(other, tmp_path)) == ["without ranks"] * 9
     # Half a file is none.
-    (runs[0].path / "rank.json").write_text("{")
-    assert states(study_runs(study, tmp_path)) == ["without ranks"] + ["finished"] * 8
+    for content in ("{", "{}", "[]"):
+        (runs[0].path / "rank.json").write_text(content)
+        assert states(study_runs(study, tmp_path)) == ["without ranks"] + ["finished"] * 8
 
 
 def test_a_run_that_fails_is_noted_and_the_others_go_on(workshop: Workshop, tmp_path: Path) -> None:
@@ -266,7 +497,7 @@ def test_a_changed_file_is_noticed(workshop: Workshop, tmp_path: Path) -> None:
 
 def test_an_error_of_a_run_names_its_model(workshop: Workshop, tmp_path: Path) -> None:
     workshop.errors[names()[1]] = ValueError("--data: the valid part has 1 tokens")
-    message = r"model '100%_shape, c=-1.0': data: the valid part has 1 tokens"
+    message = r"model '100%_shape, c=-1.0': --data: the valid part has 1 tokens"
     with pytest.raises(StudyError, match=message):
         run_study(parse_study(TEXT), tmp_path)
     assert workshop.trained == names()[:1]
@@ -444,3 +675,178 @@ def test_infinite_perplexities(workshop: Workshop, tmp_path: Path) -> None:
     (runs[1].path / "summary.json").write_text(json.dumps(summary | {"test_perplexity": math.inf}))
     row = study_table(study, study_runs(study, tmp_path)).rows[1]
     assert row[4:6] == ("inf", "-")
+
+
+# The command
+
+STUDY = """\
+seeds = [1, 2]
+baseline = "softmax"
+rank = { rows = 100 }
+
+[settings]
+data = "data"
+embedding_size = 8
+hidden_size = 8
+batch_size = 8
+bptt = 10
+learning_rate = 0.01
+warmup = 5
+epochs = 1
+device = "cpu"
+
+[[models]]
+head = "softmax"
+[[models]]
+head = "gss"
+head_options = { k = [1.5, 2.5] }
+"""
+COMMAND_NAMES = [
+    f"{model}-seed={seed}" for seed in (1, 2) for model in ("softmax", "gss-k=1.5", "gss-k=2.5")
+]
+
+
+@pytest.fixture
+def with_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test runs in a folder that holds a small text and a study of it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HSTREE_DEBUG", raising=False)
+    write_corpus(tmp_path / "data", sentences=100)
+    Path("toy.toml").write_text(STUDY)
+    return tmp_path
+
+
+class Stopper(Reporter):
+    """Sends this process a signal when the run of some name has made five steps."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name, self.number, self.steps, self.here = name, number, 0, False
+
+    def message(self, text: str) -> None:
+        self.here = self.here or f": {self.name}" in text
+
+    def step(self, epoch: int, loss: float, tokens: int) -> None:
+        self.steps += 1
+        if self.here and self.steps == 5:
+            signal.raise_signal(self.number)
+
+
+def written() -> list[dict[str, str]]:
+    return csv_rows("studies/toy/study.csv")
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 2) -> str:
+    """The one line on stderr of a command that must fail."""
+    assert main(["study", *arguments]) == status
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    return error
+
+
+@pytest.mark.usefixtures("with_study")
+def test_a_study_that_is_stopped_twice(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["study", "toy.toml", "--dry-run"]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[4:10]] == [
+        [name, "waiting"] for name in COMMAND_NAMES
+    ]
+    assert not Path("studies").exists()
+
+    assert main(["study", "toy.toml", "--limit", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "run 1 of 6: softmax-seed=1\n" in out
+    assert "note: 5 of 6 runs have not finished" in out
+    assert "written to studies/toy: study.md, study.tex, study.csv" in out
+    assert [row["state"] for row in written()] == ["finished"] + ["waiting"] * 5
+
+    for number, name in ((signal.SIGINT, COMMAND_NAMES[1]), (signal.SIGTERM, COMMAND_NAMES[3])):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                module,
+                "ConsoleReporter",
+                lambda name=name, number=number: Stopper(name, number),
+            )
+            error = fails(capsys, "toy.toml", status=128 + number)
+        done = COMMAND_NAMES.index(name)
+        assert error == (
+            f"hstree: interrupted: {done} of 6 runs are finished; "
+            "run the same command to continue\n"
+        )
+        assert [row["state"] for row in written()][done] == "interrupted"
+        assert main(["study", "toy.toml", "--dry-run"]) == 0
+        assert f"{name}" + " interrupted" in " ".join(capsys.readouterr().out.split())
+
+    assert main(["study", "toy.toml"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(rf"run 4 of 6: {COMMAND_NAMES[3]}, about \d+ s of training left", out)
+    assert "resuming studies/toy/runs/softmax-seed=2 in epoch 1, after step 5" in out
+    assert "not finished" not in out
+
+    found = written()
+    assert [row["state"] for row in found] == ["finished"] * 6
+    assert [row["k"] for row in found] == ["", "1.5", "2.5"] * 2
+    for row, name in zip(found, COMMAND_NAMES, strict=True):
+        run = load_run(Path("studies/toy/runs") / name)
+        assert run.config.seed == int(row["seed"])
+        assert run.config.head_option == (() if row["k"] == "" else (f"k={row['k']}",))
+        summary = json.loads((run.path / "summary.json").read_text())
+        assert float(row["test_perplexity"]) == summary["test_perplexity"]
+        ranks = log_prob_rank(run.model, run.corpus().test, rows=100)
+        assert int(row["press_rank"]) == ranks.press_rank
+        assert int(row["effective_rank_0.001"]) == ranks.effective_ranks[1e-3]
+    tests = [float(row["test_perplexity"]) for row in found if row["k"] == "2.5"]
+    cell = f"{statistics.mean(tests):.2f} ± {statistics.stdev(tests):.2f}"
+    page = Path("studies/toy/study.md").read_text(encoding="utf-8")
+    assert page.startswith("# toy\n")
+    assert f" {cell} |" in page
+    assert STUDY.strip() in page
+    tex = Path("studies/toy/study.tex").read_text(encoding="utf-8")
+    assert f" {cell} &".replace("±", r"$\pm$") in tex
+
+    # Nothing is left to do, and nothing is done; what has changed is noticed.
+    before = {path: path.stat().st_mtime_ns for path in Path("studies/toy/runs").rglob("*")}
+    assert main(["study", "toy.toml"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    capsys.readouterr()
+    Path("toy.toml").write_text(STUDY.replace("warmup = 5", "warmup = 6"))
+    error = fails(capsys, "toy.toml")
+    assert "softmax-seed=1: this run was made with warmup = 5, but the file now has 6" in error
+
+
+@pytest.mark.usefixtures("with_study")
+def test_a_run_that_diverges(capsys: pytest.CaptureFixture[str]) -> None:
+    text = STUDY.replace(
+        '[[models]]\nhead = "gss"', '[[models]]\nhead = "mos"\nlearning_rate = 1e9'
+    )
+    text = text.replace("k = [1.5, 2.5]", "components = 2")
+    Path("toy.toml").write_text(text.replace("[1, 2]", "1").replace("{ rows = 100 }", "false"))
+    for _ in range(2):  # it is not tried again
+        assert main(["study", "toy.toml", "--output", "studies/toy"]) == 1
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        assert "note: mos-seed=1 failed: " in captured.out
+    assert "run 2 of 2" not in captured.out
+    assert [row["state"] for row in written()] == ["finished", "failed"]
+    assert "learning_rate" in written()[0]
+
+
+@pytest.mark.usefixtures("with_study")
+def test_unusable_arguments(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "no.toml: No such file" in fails(capsys, "no.toml")
+    assert "expected at least 1, got 0" in fails(capsys, "toy.toml", "--limit", "0")
+    Path("file").write_text("")
+    assert "--output: expected a folder" in fails(capsys, "toy.toml", "--output", "file")
+    Path("toy.toml").write_text(STUDY.replace('"data"', '"nothing"'))
+    error = fails(capsys, "toy.toml")
+    assert error == "hstree: model 'softmax': nothing: no such file or folder\n"
+    Path("toy.toml").write_text(STUDY.replace("rows = 100", "rows = 1000"))
+    error = fails(capsys, "toy.toml", "--limit", "1")
+    assert "rank of softmax-seed=1, test text: rows: expected 1 to 123" in error
+    assert written()[0]["state"] == "without ranks"
+    Path("toy.toml").write_text(STUDY.replace("{ k =", "{ q ="))
+    assert "model 'gss': head_options: the head 'gss' has no option q" in fails(capsys, "toy.toml")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "expected a single process" in fails(capsys, "toy.toml")

@@ -177,7 +177,7 @@ NARROW = [
     f"analyze predictions {RUNS} --context the",
     f"analyze words {RUNS} --benchmarks similar.txt",
     "analyze function runs/softmax",
-    "analyze correlation points.csv --x press_rank --y test_perplexity --label model",
+    "analyze correlation points.csv --x press_rank --y test_perplexity",
     "analyze significance --table points.csv",
     "experiment robustness --size 20 --repetitions 2",
     "experiment jacobian --features 6 --inputs 4 --experts 2 --seeds 1",
