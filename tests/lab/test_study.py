@@ -235,7 +235,7 @@ MODELS = {
     "heads": 7,
     "latent-dropout": 3,
     "plif-rank": 16,
-    "plif-start": 6,
+    "plif-start": 4,
     "rates": 27,
     "seeds": 3,
     "seeds-tuned": 3,
