@@ -28,7 +28,7 @@ from benchmarks.pages import page_parser, publish, seconds
 from benchmarks.smollm2 import read_tokenizer
 from hstree.heads import TreeEnsemble, TreeShape
 from hstree.lab.report import Report
-from hstree.lm.table import Table, decimals, table
+from hstree.lm.report import Table, decimals, table
 from hstree.optim import AdamW, clip_grad_norm_
 from hstree.trees import Tree, build_ensemble, word_vectors
 from hstree.trees.vectors import Context

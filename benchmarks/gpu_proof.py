@@ -75,7 +75,7 @@ print(f"hstree {b.version}, CUDA {b.cuda}, {b.cuda_arch_list}, torch {b.torch}, 
 DECODING = """
 import json, sys
 from benchmarks.table import decoding, summary
-from hstree.lm.table import markdown
+from hstree.lm.report import markdown
 print(markdown(*decoding(summary(json.load(open(sys.argv[1]))))))
 """
 Entry = dict[str, Any]

@@ -13,7 +13,7 @@ import torch
 from benchmarks import bounded_groups
 from benchmarks.bounded_groups import Size, group_sizes
 from hstree.heads import TreeEnsemble
-from hstree.lm.table import markdown
+from hstree.lm.report import markdown
 from hstree.trees import Tree
 
 V = 3000

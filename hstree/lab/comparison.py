@@ -18,11 +18,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hstree.lm._arguments import Argument
-from hstree.lm._terminal import show
-from hstree.lm.print_tables import print_tables
-from hstree.lm.runs import RunResults, read_run
-from hstree.lm.table import Table, count, csv_text, decimals, text
+from hstree.lm.cli import Argument
+from hstree.lm.report import Table, count, csv_text, decimals, print_tables, show, text
+from hstree.lm.run import RunResults, read_run
 
 from .report import Form, Paragraphs, record_table
 

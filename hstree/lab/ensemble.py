@@ -23,8 +23,8 @@ import numpy.typing as npt
 import torch
 
 from hstree.heads.trees import TreeEnsemble, level_log_probs
-from hstree.lm._pictures import panels
-from hstree.lm.models import LanguageModel, read_contexts
+from hstree.lm.model import LanguageModel, read_contexts
+from hstree.lm.report import panels
 
 from .report import DEVICE, TEXT, Measurement, Report, corpus_of, load_runs, record_table, row_table
 

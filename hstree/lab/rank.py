@@ -33,10 +33,10 @@ from torch import Tensor
 from hstree._numerics import dtype_name
 from hstree.heads import Head, MixtureOfContexts, Softmax
 from hstree.heads.functions import Identity
-from hstree.lm._arguments import Argument
-from hstree.lm._arguments import count as whole
-from hstree.lm._pictures import legend, line_style, panels, plain
-from hstree.lm.models import LanguageModel, read_stream
+from hstree.lm.cli import Argument
+from hstree.lm.cli import count as whole
+from hstree.lm.model import LanguageModel, read_stream
+from hstree.lm.report import legend, line_style, panels, plain
 
 from .report import DEVICE, SPLIT, TEXT, Measurement, Report, corpus_of, load_runs, record_table
 
@@ -99,7 +99,7 @@ def log_prob_rank(
         >>> import torch
         >>> from hstree.heads import Softmax
         >>> from hstree.lab import log_prob_rank, softmax_rank_bound
-        >>> from hstree.lm.models import AWDLSTM, LanguageModel
+        >>> from hstree.lm.model import AWDLSTM, LanguageModel
         >>> backbone = AWDLSTM(n_classes=100, embedding_size=8, hidden_size=8)
         >>> model = LanguageModel(backbone, Softmax(8, 100))
         >>> text = torch.randint(100, (500,)).numpy()

@@ -26,15 +26,21 @@ import torch
 import hstree
 from hstree._files import Content, write_together
 from hstree._numerics import dtype_name
-from hstree.lm._arguments import Argument
-from hstree.lm._arguments import count as whole
-from hstree.lm._packages import optional_package
-from hstree.lm._pictures import picture
-from hstree.lm._terminal import fold
+from hstree.lm.cli import Argument
+from hstree.lm.cli import count as whole
+from hstree.lm.config import choose_device
 from hstree.lm.data import Corpus
-from hstree.lm.print_tables import print_tables
-from hstree.lm.runs import Run, choose_device, load_run, run_names
-from hstree.lm.table import Table, csv_text, markdown, number
+from hstree.lm.report import (
+    Table,
+    csv_text,
+    fold,
+    markdown,
+    number,
+    optional_package,
+    picture,
+    print_tables,
+)
+from hstree.lm.run import Run, load_run, run_names
 
 Form = str | Callable[[Any], str]
 MARKERS = "osD^vP*X"  # of the curves of a picture

@@ -30,10 +30,9 @@ from torch import Tensor, nn
 
 from hstree._progress import track
 from hstree.heads import Head, build_head, head_names
-from hstree.lm._arguments import Argument, positive
-from hstree.lm._pictures import legend, line_style, panels, plain
-from hstree.lm.runs import ConfigError, parse_options
-from hstree.lm.table import Table, count, decimals
+from hstree.lm.cli import Argument, positive
+from hstree.lm.config import ConfigError, parse_options
+from hstree.lm.report import Table, count, decimals, legend, line_style, panels, plain
 
 from .report import MARKERS, Measurement, Report, row_table
 

@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hstree.lm._arguments import Argument
-from hstree.lm._pictures import legend, line_style, panels, plain
-from hstree.lm.models import LanguageModel
-from hstree.lm.table import Table, count, decimals
+from hstree.lm.cli import Argument
+from hstree.lm.model import LanguageModel
+from hstree.lm.report import Table, count, decimals, legend, line_style, panels, plain
 
 from .report import Measurement, Report, load_runs, row_table
 

@@ -27,8 +27,8 @@ from hstree.lab.function import (
     function_tables,
 )
 from hstree.lab.report import plain_data
-from hstree.lm.runs import load_run
-from hstree.lm.training import train
+from hstree.lm.run import load_run
+from hstree.lm.train import train
 from lab.commands import refused
 from lab.toy_models import all_contexts, toy_model, toy_text
 

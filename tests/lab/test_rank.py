@@ -16,9 +16,9 @@ from hstree.__main__ import main
 from hstree.heads import GSS, PLIF, MixtureOfContexts, MixtureOfSoftmaxes, Softmax
 from hstree.lab import log_prob_blocks, log_prob_rank, matrix_rank, rank, softmax_rank_bound
 from hstree.lab.rank import RankResult, effective_rank, press_threshold
-from hstree.lm.models import AWDLSTM, LanguageModel
-from hstree.lm.runs import load_run
-from hstree.lm.training import evaluate, train
+from hstree.lm.model import AWDLSTM, LanguageModel
+from hstree.lm.run import load_run
+from hstree.lm.train import evaluate, train
 from lab.commands import csv_rows, refused
 
 DTYPES = (torch.float32, torch.float64)

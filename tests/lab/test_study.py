@@ -40,14 +40,10 @@ from hstree.lab.study import (
     study_runs,
     study_table,
 )
-from hstree.lm.runs import TrainConfig, load_run, parse_options
-from hstree.lm.training import (
-    Reporter,
-    TrainingError,
-    TrainingInterrupted,
-    TrainingMemoryError,
-    preset,
-)
+from hstree.lm.config import TrainConfig, parse_options, preset
+from hstree.lm.report import Reporter
+from hstree.lm.run import load_run
+from hstree.lm.train import TrainingError, TrainingInterrupted, TrainingMemoryError
 from lab.commands import csv_rows
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,8 @@ PUBLIC_PACKAGES = [
     "hstree.trees",
     "hstree.optim",
     "hstree.lab.layers",
-    "hstree.lm.models",
+    "hstree.lm.model",
+    "hstree.lm.generate",
 ]
 
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from hstree.lm.data import CorpusStatistics
-from hstree.lm.runs import ConfigError, TrainConfig, parse_options
-from hstree.lm.training import (
+from hstree.lm.config import (
     PRESETS,
-    SOURCES,
-    build_model,
+    ConfigError,
+    TrainConfig,
+    parse_options,
     preset,
-    preset_sources,
-    setting_sources,
 )
+from hstree.lm.data import CorpusStatistics
+from hstree.lm.train import build_model
 
 # Penn Treebank, WikiText-2. Softmax: the table of the study; mixtures: README of MoS.
 SOFTMAX: dict[str, tuple[float | None, float | None]] = {
@@ -105,43 +103,6 @@ def test_published_settings(name: str) -> None:
     bias = {} if head == "trees" else {"bias_start": "zero"}
     assert parse_options(config.head_option) == options.get(head, {}) | bias
     assert TrainConfig.from_json(config.to_json()) == config
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_value_has_a_source(name: str) -> None:
-    config, sources = preset(name), preset_sources(name)
-    assert set(sources.values()) <= SOURCES.keys()
-    differing = {
-        field.name
-        for field in dataclasses.fields(TrainConfig)
-        if getattr(config, field.name) != field.default
-    }
-    options = parse_options(config.head_option)
-    assert differing - {"head", "head_option"} | options.keys() <= sources.keys()
-    settings = {field.name for field in dataclasses.fields(TrainConfig)}
-    assert sources.keys() - settings == options.keys()
-    rows = setting_sources(config, {}, name)
-    assert {row.source for row in rows} <= {"preset", "default", *sources.values()}
-    for row in rows:
-        option = row.name.removeprefix("head_option ")
-        value = options[option] if option in options else getattr(config, row.name)
-        assert row.value == value
-        assert row.source == {"head": "preset", **sources}.get(option, "default")
-
-
-def test_source_of_an_option_that_was_not_given() -> None:
-    """As in a configuration that was read from a file."""
-    rows = setting_sources(TrainConfig(head="gss", head_option=("c=1",)), {})
-    assert [(row.value, row.source) for row in rows if row.name == "head_option c"] == [
-        (1, "default")
-    ]
-
-
-def test_sources_are_all_used() -> None:
-    used = {source for name in PRESETS for source in preset_sources(name).values()}
-    assert used == SOURCES.keys()
-    with pytest.raises(ConfigError, match=r"--preset: expected one of ptb-softmax, .*, got 'x'"):
-        preset_sources("x")
 
 
 @pytest.mark.parametrize(
