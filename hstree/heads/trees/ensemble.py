@@ -83,10 +83,9 @@ class TreeEnsemble(Head):
         node_vectors: ``"free"``: every node has its own vectors. ``"leaves"``: the classes of a
             leaf group (a node whose children are all classes) read one output embedding E [V, D] in
             every tree, with all features, and have a bias in each tree. The nodes above have their
-            own vectors; a child of a wide root that is a class adds its row of E. The trees can be
-            replaced during training: :meth:`relearn`. The vectors start at zero, so that the
-            untrained head gives the distribution of ``frequencies``; a given ``embedding`` keeps
-            its values.
+            own vectors; a child of a wide root that is a class adds its row of E. The vectors start
+            at zero, so that the untrained head gives the distribution of ``frequencies``; a given
+            ``embedding`` keeps its values.
         embedding: module whose weight is used as E, such as the model's input embedding or a
             softmax; None: the head gets its own.
         sparse: whether the vectors of binary nodes and of wide nodes below the root, and E with
@@ -314,12 +313,11 @@ class TreeEnsemble(Head):
             >>> head.predict(torch.randn(5, 16)).shape
             torch.Size([5])
 
-        Source: :func:`hstree.trees.label_means`, :meth:`hstree.trees.ContextMeans.vectors`; Prabhu
-        et al., Parabel: Partitioned label trees for extreme classification, WWW 2018.
+        Source: :func:`hstree.trees.label_means`.
         """
         _check_names("from_features", options, frequencies="labels")
-        means = label_means(features, labels, n_classes, seed=seed)
-        frequencies = means.count.numpy()
+        vectors, counts = label_means(features, labels, n_classes, seed=seed)
+        frequencies = counts.numpy()
         shape = TreeShape.for_classes(
             n_classes,
             bool(options.get("sparse")),
@@ -328,8 +326,7 @@ class TreeEnsemble(Head):
             leaf=leaf,
             levels=levels,
         )
-        vectors = [means.vectors().numpy()]
-        trees = shape.build("cluster", n_classes, frequencies, vectors, seed)
+        trees = shape.build("cluster", n_classes, frequencies, [vectors.numpy()], seed)
         return cls._of_shape(shape, trees, in_features, frequencies, seed, options)
 
     @classmethod
@@ -388,9 +385,7 @@ class TreeEnsemble(Head):
                 for a file without the weight. False: vectors of its own at every node, or with
                 ``node_vectors="leaves"`` a copy of the weight.
             trees: trees over the V classes; None: clustered by ``vectors``.
-            vectors: class vectors, real [V, F]; None: the rows of the weight. With the mean hidden
-                states of a sample, :meth:`hstree.trees.ContextMeans.vectors`, and their counts as
-                ``frequencies`` the approximation is closer.
+            vectors: class vectors, real [V, F]; None: the rows of the weight.
             at: the hidden vector h_0 [D]; None: 0, which suits a softmax with a bias. Without a
                 bias use the mean of some hidden vectors.
             n_trees: number of clustered trees, T; None: 1.
@@ -640,73 +635,6 @@ class TreeEnsemble(Head):
 
     # Other trees
 
-    def replace_trees(self, trees: Sequence[Tree], *, at: Tensor | None = None) -> list[str]:
-        r"""Take other trees over the same classes, with ``node_vectors="leaves"``.
-
-        The output embedding E, the biases of the classes and the gate stay. The vectors and biases
-        of the nodes above the leaf groups start as the first-order expansion of the scores
-        :math:`E_y \cdot h + b_{ty}` of the classes about a hidden vector :math:`h_0`; see
-        :meth:`from_linear`.
-
-        Parameters keep their identity, also where their shape changes. Optimizers must drop the
-        state of the parameters named in the result. A kind of nodes that the old trees did not
-        have gets new parameters, and one that the new trees do not have loses its own.
-        :class:`~torch.nn.parallel.DistributedDataParallel` must be applied again.
-
-        Args:
-            trees: as many trees as the present ones, with a root of the same width.
-            at: the hidden vector h_0 [D], such as the mean of some hidden vectors; None: 0.
-
-        Returns:
-            Names of the parameters that start anew.
-
-        Raises:
-            ValueError: for other ``node_vectors``, other numbers of trees, classes or children of
-                the root, or parameters that are sharded or on the meta device.
-
-        Example:
-            >>> import hstree
-            >>> from hstree.trees import build_ensemble
-            >>> trees = build_ensemble("random", 2000, 2, root=64, levels=2)
-            >>> head = hstree.TreeEnsemble(16, 2000, trees, node_vectors="leaves")
-            >>> head.replace_trees(build_ensemble("random", 2000, 2, seed=1, root=64, levels=2))
-            ['nodes.root_weight', 'nodes.root_bias']
-        """
-        trees = self._replacing(trees)
-        if at is not None and at.shape != (self.in_features,):
-            raise ValueError(f"at: expected shape [{self.in_features}], got {list(at.shape)}")
-        bias, nodes = self.nodes.class_bias(self.layout), self.nodes
-        self.layout = self._layout_of(trees)
-        names = nodes.restart(self.layout)
-        if nodes.leaf_bias is not None:
-            fill(nodes.leaf_bias, bias)
-        nodes.expand(self.layout, self.output_embedding, bias, at)
-        return [f"nodes.{name}" for name in names]
-
-    def _replacing(self, trees: Sequence[Tree]) -> list[Tree]:
-        """The trees that :meth:`replace_trees` takes; raises ValueError for other ones."""
-        if self.node_vectors != "leaves":
-            raise ValueError(
-                "trees: expected a head with node_vectors='leaves', whose output embedding "
-                f"outlives its trees, got {self.node_vectors!r}"
-            )
-        if any(parameter.is_meta for parameter in self.parameters()):
-            raise ValueError("trees: expected a head with data, got one on the meta device")
-        if any(hasattr(parameter, "device_mesh") for parameter in self.parameters()):
-            raise ValueError(
-                "trees: expected a head with whole parameters, got DTensor; replace the trees "
-                "before fully_shard"
-            )
-        checked = check_trees(trees, self.n_classes)
-        if len(checked) != self.n_trees:
-            raise ValueError(f"trees: expected {self.n_trees} trees, got {len(checked)}")
-        root_width = self.layout.trees[0].tree.root_width
-        if checked[0].root_width != root_width:
-            raise ValueError(
-                f"trees: expected roots of {root_width} children, got {checked[0].root_width}"
-            )
-        return checked
-
     def _layout_of(self, trees: Sequence[Tree]) -> Layout:
         """The tables of other trees with the same feature subsets, on the same device."""
         old = self.layout
@@ -714,65 +642,6 @@ class TreeEnsemble(Head):
         layout = Layout(trees, leaf_groups=old.leaf_groups, feature_index=index)
         layout.place_tables(old.tables_device)
         return layout
-
-    def relearn(
-        self,
-        vectors: npt.ArrayLike | Tensor,
-        *,
-        at: Tensor | None = None,
-        seed: int | None = None,
-        frequencies: npt.ArrayLike | None = None,
-        tree_options: Mapping[str, Any] | None = None,
-        root: int | None = None,
-        leaf: int | None = None,
-        levels: int | None = None,
-    ) -> list[str]:
-        """:meth:`replace_trees` by trees that cluster the classes by the given vectors.
-
-        Args:
-            vectors: class vectors, real [V, F], such as those of
-                :class:`hstree.trees.ContextMeans`.
-            at: see :meth:`replace_trees`.
-            seed: seed of the trees; None: that of the head.
-            frequencies: class counts [V] that balance the clusters, such as
-                ``ContextMeans.count``; None: those the head was built with, which a loaded head
-                does not know.
-            tree_options: see :meth:`from_tokens`.
-            root, leaf, levels: shape of the trees, see
-                :class:`hstree.heads.TreeShape`; None: that of the present trees, with their
-                height as ``levels`` if it is 2 or 3 and ``leaf`` is not given, and their widest
-                group as ``leaf``.
-
-        Returns:
-            Names of the parameters that start anew.
-
-        Raises:
-            ValueError: as in :meth:`replace_trees`, or for vectors of a wrong shape.
-
-        Example:
-            >>> import torch, hstree
-            >>> head = hstree.TreeEnsemble.from_counts(
-            ...     16, range(2000, 0, -1), root=64, levels=2, node_vectors="leaves")
-            >>> head.relearn(torch.randn(2000, 8))
-            ['nodes.root_weight', 'nodes.root_bias']
-        """
-        height = max(tree.height for tree in self.trees)
-        if levels is None and leaf is None and height in (2, 3):
-            levels = height
-        if leaf is None:
-            leaf = 1 if levels == 2 else max(1, self.layout.max_group)
-        if root is None:
-            root = self.trees[0].root_width
-        rows = vectors.detach().cpu().numpy() if isinstance(vectors, Tensor) else vectors
-        trees = TreeShape(self.n_trees, root, leaf, levels).build(
-            "cluster",
-            self.n_classes,
-            self.frequencies if frequencies is None else frequencies,
-            [rows],
-            self.seed if seed is None else seed,
-            tree_options,
-        )
-        return self.replace_trees(trees, at=at)
 
     def fit_nodes(
         self,
@@ -793,8 +662,7 @@ class TreeEnsemble(Head):
 
         over the nodes n above the leaf groups, for the class y that followed, by Adam with a cosine
         schedule. The output embedding, the biases of the classes and the gate stay. The first-order
-        expansion that :meth:`replace_trees`, :meth:`relearn` and :meth:`from_linear` start the
-        nodes from is coarse: call this after them, before training continues.
+        expansion that :meth:`from_linear` starts the nodes from is coarse: call this after it.
 
         Args:
             hidden: context vectors, floating point [N, D], such as those of a sample of the

@@ -449,50 +449,6 @@ class Nodes(nn.Module):
         if layout.leaf_groups and self.root_weight is not None:
             self.root_weight.flatten(0, 1)[layout.root_row] = 0.0  # they read E
 
-    @torch.no_grad()
-    def class_bias(self, layout: Layout) -> Tensor:
-        """Bias [T, V] of each class in each tree, float64 on the CPU: that of its leaf group or,
-        for a child of a wide root, that of the root's row."""
-        bias = torch.zeros(layout.n_trees, layout.n_classes, dtype=torch.float64)
-        if self.leaf_bias is not None:
-            bias = self.leaf_bias.double().cpu().clone()
-        if self.root_bias is not None:
-            root_bias = self.root_bias.double().cpu()
-            for t, of_tree in enumerate(layout.trees):
-                row, classes = of_tree.root_classes()
-                bias[t, classes.astype(np.int64)] = root_bias[t, row]
-        return bias
-
-    @torch.no_grad()
-    def restart(self, layout: Layout) -> list[str]:
-        """Give the nodes above the leaf groups the shapes of another layout, with zeros, and return
-        the names of their parameters. Parameters keep their identity."""
-        for name, shape in self._shapes(layout).items():
-            parameter = getattr(self, name)
-            if name == "leaf_bias":
-                continue
-            if shape is None:
-                self.register_parameter(name, None)
-                continue
-            if parameter is None:
-                empty = self.class_vectors().new_empty(shape)
-                self.register_parameter(name, nn.Parameter(empty))
-            elif parameter.shape != shape:
-                _set_shape(parameter, shape)
-            getattr(self, name).zero_()
-            getattr(self, name).grad = None
-        return list(self.own_parameters())
-
-
-def _set_shape(parameter: nn.Parameter, shape: tuple[int, ...]) -> None:
-    """Give a parameter uninitialized data of another shape."""
-    data = parameter.new_empty(shape)
-    # The last loss may still hold the node that accumulates its gradient, which expects the old
-    # shape. Data of another dtype makes the parameter drop that node.
-    other = torch.float64 if parameter.dtype != torch.float64 else torch.float32
-    parameter.data = parameter.new_empty(0, dtype=other)
-    parameter.data = data
-
 
 def _log_odds(layout: Layout, frequencies: FloatArray) -> list[FloatArray]:
     """Biases [T, R] of each kind of node: with zero vectors they give the distribution of the

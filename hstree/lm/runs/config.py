@@ -182,15 +182,6 @@ class TrainConfig:
         "updated",
         heads=("trees", "sampled", "forest"),
     )
-    relearn_trees: tuple[int, ...] = in_head(
-        (),
-        "forest, trees with node_vectors=leaves: build the trees anew before each of these epochs, "
-        "from the mean hidden state before each word of the training text; 2: after the first one",
-        at_least(2),
-        metavar="EPOCH[,EPOCH]",
-        heads=FOREST,
-        inherited=False,
-    )
     all_classes: float = in_head(
         0.0,
         "sampled, forest with negatives: share of the steps, the last ones, that score all classes",
@@ -454,7 +445,7 @@ READ_BY = {
 }
 """The heads that read a setting of the output layer, where not all heads do."""
 
-READ_BY_TRAINER = frozenset({"relearn_trees", "all_classes"})
+READ_BY_TRAINER = frozenset({"all_classes"})
 """Those of them that are no option of the head."""
 
 HEAD_SETTINGS = frozenset(names_where(TrainConfig, group="head")) - {"tied"}

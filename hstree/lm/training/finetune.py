@@ -44,7 +44,7 @@ def starting_model(config: TrainConfig, run: Run) -> LanguageModel:
     for field in dataclasses.fields(TrainConfig):
         mine, theirs = getattr(config, field.name), getattr(run.config, field.name)
         fixed = field.metadata["group"] in ("data", "model", "head")
-        fixed = fixed and field.name not in ("data", "column", "relearn_trees", *TRAINING_NOISE)
+        fixed = fixed and field.name not in ("data", "column", *TRAINING_NOISE)
         if fixed and mine != theirs:
             raise ConfigError(
                 f"--{flag_name(field.name)}: expected {theirs!r} as in {run.path}, the run to "

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from hstree.lm.models import LanguageModel
@@ -79,19 +78,6 @@ def build_optimizers(
             optimizers.append(kind(sparse, lr=rate))
     set_learning_rate(optimizers, rate)
     return optimizers
-
-
-def keep_state(
-    old: Iterable[Optimizer], new: Iterable[Optimizer], *, leave_out: Iterable[nn.Parameter] = ()
-) -> None:
-    """Hand the state of the parameters in ``old`` optimizers to the ``new`` optimizers of the same
-    model, except for the parameters ``leave_out``, which start without."""
-    state = {p: values for optimizer in old for p, values in optimizer.state.items()}
-    for parameter in leave_out:
-        state.pop(parameter, None)
-    for optimizer in new:
-        for group in optimizer.param_groups:
-            optimizer.state.update({p: state[p] for p in group["params"] if p in state})
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from hstree.lm.runs import ConfigError, TrainConfig, parse_options
-from hstree.lm.runs.flags import add_config_arguments, config_values
 from hstree.lm.runs.settings import field_types
 
 
@@ -21,9 +19,6 @@ def test_round_trip() -> None:
     assert TrainConfig.from_json(config.to_json()) == config
     assert TrainConfig.from_json(TrainConfig().to_json()) == TrainConfig()
     assert TrainConfig.from_json('{"epochs": 3}') == TrainConfig(epochs=3)
-    config = TrainConfig(relearn_trees=[2, 5])  # type: ignore[arg-type]
-    assert config.relearn_trees == (2, 5)
-    assert TrainConfig.from_json(config.to_json()) == config
 
 
 def test_every_setting_is_described() -> None:
@@ -85,10 +80,6 @@ def test_whole_numbers_serve_as_floats() -> None:
         ({"levels": 2, "leaf": 8}, "--leaf: expected 1 with --levels 2, got 8"),
         ({"head_option": ("novalue",)}, "--head-option: expected KEY=VALUE, got 'novalue'"),
         ({"head_option": (1,)}, r"--head-option: expected a tuple of str, got \(1,\)"),
-        ({"relearn_trees": (1,)}, "--relearn-trees: expected at least 2, got 1"),
-        ({"relearn_trees": (2, "3")}, r"--relearn-trees: expected a tuple of int, got \(2, '3'\)"),
-        ({"relearn_trees": (True,)}, "--relearn-trees: expected a tuple of int"),
-        ({"relearn_trees": 2}, "--relearn-trees: expected tuple, got 2"),
         ({"epochs": "3"}, "--epochs: expected int, got '3'"),
         ({"sparse": 1}, "--sparse: expected bool, got 1"),
         (
@@ -159,19 +150,3 @@ def test_options_are_json_or_text() -> None:
 def test_json_holds_every_setting() -> None:
     names = {field.name for field in dataclasses.fields(TrainConfig)}
     assert set(json.loads(TrainConfig().to_json())) == names
-
-
-def test_flags_with_several_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_config_arguments(parser)
-
-    def parsed(text: str) -> dict[str, Any]:
-        return config_values(parser.parse_args(["--relearn-trees", text]))
-
-    assert parsed("2,10") == {"relearn_trees": (2, 10)}
-    assert parsed("3") == {"relearn_trees": (3,)}
-    assert parsed("") == {"relearn_trees": ()}
-    assert config_values(parser.parse_args([])) == {}
-    with pytest.raises(SystemExit):
-        parsed("2,x")
-    assert "--relearn-trees: expected whole numbers" in capsys.readouterr().err
