@@ -138,7 +138,6 @@ def test_help_names_the_options() -> None:
         ("from_counts", {"frequencies"}),
         ("from_tokens", set()),
         ("from_features", {"frequencies"}),
-        ("from_linear", {"embedding"}),
     ],
 )
 def test_builders_name_the_options_of_the_head(builder: str, given: set[str]) -> None:
