@@ -237,9 +237,6 @@ class ShardedTreeEnsemble(TreeEnsemble):
         mixture = _log_sum_exp(own, self.mesh)
         return mask_candidates(mixture, candidates, self.n_classes)
 
-    def resized(self, *arguments: Any, **options: Any) -> NoReturn:
-        raise self._refusal("resized")
-
     def config(self) -> NoReturn:
         raise self._refusal("save")
 

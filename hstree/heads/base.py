@@ -46,7 +46,6 @@ from hstree.heads.losses import (
     tempered,
 )
 from hstree.heads.options import name_options, unknown_option
-from hstree.heads.resizing import ClassChange, copy_shared_tensors, copy_with_shared_tensors
 from hstree.heads.sharding import is_distributed_hook, register_forward_methods
 from hstree.heads.tables import Tables, fill
 from hstree.heads.tying import HasWeight, TyingError, tied_names
@@ -793,7 +792,6 @@ class Head(nn.Module, ABC):
         for name, value in self._constants.items():
             fill(self.get_buffer(name), value)
 
-    @torch.no_grad()
     def resized(
         self,
         num_classes: int,
@@ -801,68 +799,16 @@ class Head(nn.Module, ABC):
         frequencies: npt.ArrayLike | None = None,
         embedding: HasWeight | None = None,
     ) -> Self:
-        """A new head with more or fewer classes, which starts from what this one has learned.
-
-        It has the kind, options, dtype, device and mode of this head, and trains the same
-        parameters. Classes 0 to min(V, num_classes) - 1 keep their rows and biases. Optimizers
-        need the parameters of the new head. No random numbers are drawn.
-
-        New classes get the mean row of the old ones, and the mean of their biases. So does
-        ``class_weight``. The probabilities of the other classes are renormalized: as a whole, in
-        each component of a mixture, or in each cluster or node. :doc:`/heads` says what is exact.
-
-        Args:
-            num_classes: number of classes of the new head.
-            frequencies: class counts [num_classes], of old and new classes: where vectors are zero,
-                new classes start with their share; None: with the geometric mean of the old ones.
-                Later they are the frequencies of the new head, for :meth:`reset_parameters` and for
-                negatives. Heads without biases do not read them.
-            embedding: for a tied head, the module whose weight [num_classes, D] the new head is
-                tied to. None: it is not tied, and gets a copy of the rows.
+        """A new head with more or fewer classes, of heads that have a row for each class: see
+        :meth:`hstree.heads.FlatHead.resized`.
 
         Raises:
-            ValueError: for an argument out of range; for parameters on the meta device, sharded, or
-                computed from others; if ``ignore_index`` would become a class; for an adaptive
-                softmax with ``frequencies``, or whose clusters would become empty.
-
-        Example:
-            >>> import torch, hstree
-            >>> head, hidden = hstree.Softmax(8, 100), torch.randn(5, 8)
-            >>> more = head.resized(103)
-            >>> more.n_classes, bool((more.weight[:100] == head.weight).all())
-            (103, True)
-            >>> of_old = more.log_prob(hidden)[:, :100].log_softmax(-1)
-            >>> torch.allclose(of_old, head.log_prob(hidden), atol=1e-5)
-            True
+            NotImplementedError: for any other head.
         """
-        num_classes = check_int("num_classes", num_classes)
-        if self.n_classes <= self.ignore_index < num_classes:
-            raise ValueError(
-                f"num_classes: expected at most {self.ignore_index}, the ignore_index of the head, "
-                f"which would become a class, got {num_classes}"
-            )
-        if embedding is not None and not getattr(self, "tied", False):
-            raise ValueError("embedding: expected None, since the head is not tied")
-        made = copy_with_shared_tensors(self)
-        if frequencies is not None:
-            frequencies = smoothed_frequencies(frequencies, num_classes)
-        change = ClassChange(self.n_classes, num_classes, frequencies, embedding)
-        made.frequencies, made._watch = change.counts(self.frequencies), LossWatch()
-        made.resize_classes(change)
-        made.n_classes = num_classes
-        if made.class_weight is not None:
-            weight = change.rows(made.class_weight)
-            made.register_constant("class_weight", weight)
-            made.class_weight = weight  # on the device of the head
-        copy_shared_tensors(made, self, None if embedding is None else embedding.weight)
-        return made
-
-    def resize_classes(self, change: ClassChange) -> None:
-        """Give this head, a copy that :meth:`resized` made, parameters and tables for the other
-        classes. Its tensors are those of the original: they are replaced, not changed."""
         raise NotImplementedError(
-            f"resized: {type(self).__name__} does not say what its classes are; implement "
-            "resize_classes"
+            f"resized: {type(self).__name__} has no form for another number of classes; build a "
+            "new head over the new classes and copy the parameters that stay, or use a head that "
+            "has a row for each class, such as hstree.Softmax or hstree.ForestSoftmax"
         )
 
     def config(self) -> dict[str, Any]:

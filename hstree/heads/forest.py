@@ -20,7 +20,6 @@ from hstree._checks import (
 from hstree._numerics import draw_columns, linear_scores
 from hstree.heads.class_sampler import ClassSampler
 from hstree.heads.options import name_builder_options
-from hstree.heads.resizing import ClassChange
 from hstree.heads.tables import check_entries, saved_tables
 from hstree.heads.trees.gate import GATES
 from hstree.heads.trees.shape import CONTEXTS, TreeShape, check_trees
@@ -244,27 +243,21 @@ class ForestSoftmax(ClassSampler):
         right = (self.cluster >= 0) & (self.cluster < self.clusters)
         check_entries("cluster", self.cluster, right, f"a cluster in [0, {self.clusters})")
 
-    def resize_classes(self, change: ClassChange) -> None:
-        """New classes join the clusters in turn. Where there are fewer classes than clusters, those
-        without classes end."""
-        super().resize_classes(change)
-        added = torch.arange(change.added, dtype=torch.int32)[:, None] % self.clusters
-        kept = self.cluster[: change.kept].cpu()
-        self.register_table("cluster", torch.cat([kept, added.expand(-1, self.n_trees)]))
-        if change.new < self.clusters:
-            self._drop_empty_clusters(change)
-
-    def _drop_empty_clusters(self, change: ClassChange) -> None:
-        """Keep as many clusters as the tree with the most of them has classes in."""
-        cluster = self.cluster.cpu().t().long()  # [T, V]
-        empty = torch.ones(self.n_trees, self.clusters, dtype=torch.int64).scatter_(1, cluster, 0)
-        order = empty.argsort(dim=1, stable=True)
-        self.register_table("cluster", order.argsort(1).gather(1, cluster).t().int())
-        first = self.clusters * torch.arange(self.n_trees)[:, None]
-        self.clusters -= int(empty.sum(1).min())
-        rows = (first + order[:, : self.clusters]).flatten().to(self.cluster_weight.device)
-        self.cluster_weight = change.parameter(self.cluster_weight[rows], self.cluster_weight)
-        self.cluster_bias = change.parameter(self.cluster_bias[rows], self.cluster_bias)
+    def resize_tables(self, old: int, counts: npt.NDArray[np.float64] | None) -> None:
+        super().resize_tables(old, counts)
+        if self.n_classes < self.clusters:
+            raise ValueError(
+                f"num_classes: expected at least {self.clusters}, the number of clusters, got "
+                f"{self.n_classes}"
+            )
+        cluster = self.cluster[: self.n_classes].cpu()
+        sizes = torch.stack([column.bincount(minlength=self.clusters) for column in cluster.t()])
+        rows = [cluster]
+        for _ in range(old, self.n_classes):
+            smallest = sizes.argmin(1, keepdim=True)
+            sizes.scatter_add_(1, smallest, torch.ones_like(smallest))
+            rows.append(smallest.t().int())
+        self.register_table("cluster", torch.cat(rows))
 
     @property
     def linear_scores(self) -> bool:

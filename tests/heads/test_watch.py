@@ -60,9 +60,3 @@ def test_is_silent_without_frequencies_in_evaluation_and_in_short_trainings() ->
     assert train(hstree.Softmax(D, V, frequencies=COUNTS), lr=30.0, batches=BATCHES - 1) == []
     head = hstree.Softmax(D, V, frequencies=COUNTS).eval()
     assert train(head, lr=30.0, batches=2 * BATCHES) == []
-
-
-def test_a_head_of_another_size_is_watched_anew() -> None:
-    head = hstree.Softmax(D, V, frequencies=COUNTS)
-    assert len(train(head, lr=30.0, batches=BATCHES)) == 1
-    assert len(train(head.resized(V + 1), lr=30.0, batches=BATCHES)) == 1

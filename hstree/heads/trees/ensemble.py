@@ -21,7 +21,6 @@ from hstree.heads.base import Head
 from hstree.heads.exclude import is_excluded
 from hstree.heads.losses import split_rows
 from hstree.heads.options import name_builder_options
-from hstree.heads.resizing import ClassChange
 from hstree.heads.tables import adopt_tables, check_entries, saved_tables
 from hstree.heads.trees.gate import GATES, UniformGate
 from hstree.heads.trees.layout import LEAF, Layout
@@ -36,7 +35,6 @@ from hstree.heads.trees.queries import (
     sample_classes,
     search_classes,
 )
-from hstree.heads.trees.resizing import OldNodes, changed_trees, resized_parameters
 from hstree.heads.trees.shape import CONTEXTS, TreeShape, check_trees, draw_subsets
 from hstree.heads.tying import HasWeight
 from hstree.ops import leaf_order
@@ -505,30 +503,6 @@ class TreeEnsemble(Head):
         return choose_way(*arguments)(*arguments).to(sum_dtype(hidden.dtype))
 
     # Other trees
-
-    def _layout_of(self, trees: Sequence[Tree]) -> Layout:
-        """The tables of other trees with the same feature subsets, on the same device."""
-        old = self.layout
-        index = old.feature_index
-        layout = Layout(trees, leaf_groups=old.leaf_groups, feature_index=index)
-        layout.place_tables(old.tables_device)
-        return layout
-
-    def resize_classes(self, change: ClassChange) -> None:
-        like = next(self.parameters(), torch.empty(0))
-        given, log_shares = change.log_shares(), np.empty(0)
-        if given is not None:
-            log_shares = given.numpy()
-        elif change.added:  # the geometric mean of the shares where the hidden vector is zero
-            zero = like.new_zeros(1, self.in_features)
-            log_prob = self.class_log_prob(zero)[0].double().cpu()
-            log_shares = np.full(change.added, float(log_prob[log_prob.isfinite()].mean()))
-        old = OldNodes(self.nodes, self.layout, like)
-        changed = changed_trees(self.trees, change, old.bias)
-        self.n_classes = change.new
-        self.layout = self._layout_of([each.tree for each in changed])
-        parameters = resized_parameters(old, self.layout, changed, change, log_shares)
-        self.nodes.set_parameters(parameters, tied=change.embedding is not None)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

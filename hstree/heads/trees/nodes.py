@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -404,12 +404,6 @@ class Nodes(nn.Module):
                 nn.init.zeros_(weight)
             if bias is not None:
                 fill(bias, values)
-
-    def set_parameters(self, parameters: Mapping[str, Tensor | None], *, tied: bool) -> None:
-        """Replace parameters by those of another number of classes."""
-        self.tied = tied
-        for name, parameter in parameters.items():
-            setattr(self, name, parameter)
 
 
 def _log_odds(layout: Layout, frequencies: FloatArray) -> list[FloatArray]:
