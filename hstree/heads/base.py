@@ -49,7 +49,6 @@ from hstree.heads.options import name_options, unknown_option
 from hstree.heads.sharding import is_distributed_hook, register_forward_methods
 from hstree.heads.tables import Tables, fill
 from hstree.heads.tying import HasWeight, TyingError, tied_names
-from hstree.heads.watch import LossWatch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -115,8 +114,6 @@ class Head(nn.Module, ABC):
         reduction: ``"mean"`` over the rows that are not ignored (NaN if there are none, as in
             :func:`torch.nn.functional.cross_entropy`), ``"sum"`` or ``"none"``. With class weights
             the mean is weighted: it divides by the sum of the targets' weights.
-        learning_rate_factor: factor on the model's learning rate for the head's own parameters;
-            None: by the size of the hidden vectors, see :meth:`parameter_groups`.
         class_weight: class weights, c [V], at least 0; None: all 1. A buffer, saved with the head.
         label_smoothing: label smoothing, epsilon in [0, 1). Heads whose scores are W e + b
             (softmax, moc) compute the mean over the classes without logits. Other heads, trees
@@ -179,7 +176,6 @@ class Head(nn.Module, ABC):
         *,
         ignore_index: int = -100,
         reduction: str = "mean",
-        learning_rate_factor: float | None = None,
         class_weight: Any = None,
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
@@ -194,9 +190,6 @@ class Head(nn.Module, ABC):
         self.n_classes = check_int("n_classes", n_classes)
         self.ignore_index = check_ignore_index(ignore_index)
         self.reduction = check_choice("reduction", reduction, REDUCTIONS)
-        if learning_rate_factor is not None:
-            check_number("learning_rate_factor", learning_rate_factor, positive=True)
-        self.learning_rate_factor = learning_rate_factor
         self.register_constant("class_weight", check_class_weight(class_weight, self.n_classes))
         self.label_smoothing = check_probability("label_smoothing", label_smoothing)
         self.z_loss = check_nonnegative("z_loss", z_loss)
@@ -208,7 +201,6 @@ class Head(nn.Module, ABC):
         self.frequencies = None
         if frequencies is not None:
             self.frequencies = smoothed_frequencies(frequencies, self.n_classes)
-        self._watch = LossWatch()
 
     if TYPE_CHECKING:
 
@@ -233,8 +225,6 @@ class Head(nn.Module, ABC):
             )
         encoded = self._encoded(without_ignored(hidden, target == -1))
         output, loss = self.target_loss(encoded, target.reshape(-1))
-        if self.training and output.requires_grad:
-            self._watch(type(self).__name__, self.frequencies, output, target.reshape(-1))
         loss = loss.view(target.shape) if self.reduction == "none" else loss
         return HeadOutput(output.view(target.shape), loss)
 
@@ -694,8 +684,8 @@ class Head(nn.Module, ABC):
         lr: float,
         weight_decay: float = 0.01,
         *,
+        factor: float | None = None,
         hidden: Tensor | None = None,
-        decay_biases: bool = False,
     ) -> list[dict[str, Any]]:
         r"""Parameter groups for the optimizers of torch and :class:`hstree.optim.AdamW`.
 
@@ -703,25 +693,22 @@ class Head(nn.Module, ABC):
         omitted, and so is a tied embedding, which belongs to the model.
 
         Args:
-            lr: learning rate of the model. The head's learning rate is ``learning_rate_factor``
-                times that, except for the slopes of a PLIF: its ``slope_learning_rate``. Without
-                a ``learning_rate_factor`` the factor is :math:`\min(8, 90 / \lVert h \rVert)`,
-                since a step of Adam moves a score in proportion to the features.
+            lr: learning rate of the model. That of the head is ``factor`` times this, except for
+                the slopes of a PLIF: its ``slope_learning_rate``.
             weight_decay: weight decay of the weights; 0 for SGD and Adagrad with row-sparse
                 gradients.
+            factor: positive; None: :math:`\min(8, 90 / \lVert h \rVert)`, since a step of Adam
+                moves a score in proportion to the features.
             hidden: hidden vectors of a batch [..., D], whose mean norm is measured; None: a root
-                mean square of 1 is assumed, :math:`\lVert h \rVert = \sqrt{D}`. Not read by a
-                head with a ``learning_rate_factor``.
-            decay_biases: whether biases decay too, as in the training of published perplexities.
-                The parameters of a function of the logits do not, except for the slopes of a PLIF
-                with ``slope_decay``.
+                mean square of 1 is assumed, :math:`\lVert h \rVert = \sqrt{D}`. Not read with a
+                ``factor``.
 
         Returns:
             Dicts of ``params``, ``lr`` and ``weight_decay``.
 
         Raises:
-            ValueError: if ``lr`` is not positive and finite, ``weight_decay`` is negative, or
-                ``hidden`` has another number of features or is zero or not finite.
+            ValueError: if ``lr`` or ``factor`` is not positive and finite, ``weight_decay`` is
+                negative, or ``hidden`` has another number of features or is zero or not finite.
 
         Example:
             >>> import torch, hstree
@@ -731,27 +718,28 @@ class Head(nn.Module, ABC):
             >>> [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
             [(0.001, 0.01), (0.008, 0.01), (0.008, 0.0)]
         """
-        lr = check_number("lr", lr, positive=True) * self._learning_rate_factor(hidden)
+        lr = check_number("lr", lr, positive=True)
+        if factor is None:
+            lr *= min(LARGEST_FACTOR, FACTOR_TIMES_NORM / self._mean_norm(hidden))
+        else:
+            lr *= check_number("factor", factor, positive=True)
         weight_decay = check_nonnegative("weight_decay", weight_decay)
         apart = {id(parameter) for parameter in self._apart()}
         groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in self.named_parameters():
             if parameter.requires_grad and id(parameter) not in apart:
                 is_weight = parameter.dim() > 1 and not name.endswith("bias")
-                decay = weight_decay if is_weight or decay_biases else 0.0
+                decay = weight_decay if is_weight else 0.0
                 groups.setdefault(decay, []).append(parameter)
         own = [{"params": p, "lr": lr, "weight_decay": decay} for decay, p in groups.items()]
         return own + self._groups_apart(lr)
 
-    def _learning_rate_factor(self, hidden: Tensor | None) -> float:
-        norm = math.sqrt(self.in_features)
-        if hidden is not None:
-            self._check_hidden(hidden)
-            norm = hidden.detach().float().norm(dim=-1).mean().item()
-            check_number("hidden: mean norm", norm, positive=True)
-        if self.learning_rate_factor is not None:
-            return self.learning_rate_factor
-        return min(LARGEST_FACTOR, FACTOR_TIMES_NORM / norm)
+    def _mean_norm(self, hidden: Tensor | None) -> float:
+        if hidden is None:
+            return math.sqrt(self.in_features)
+        self._check_hidden(hidden)
+        norm = hidden.detach().float().norm(dim=-1).mean().item()
+        return check_number("hidden: mean norm", norm, positive=True)
 
     def _groups_apart(self, lr: float) -> list[dict[str, Any]]:
         """Groups of parameters that are not in the head's own; ``lr``: its learning rate."""
@@ -819,7 +807,6 @@ class Head(nn.Module, ABC):
             "n_classes": self.n_classes,
             "ignore_index": self.ignore_index,
             "reduction": self.reduction,
-            "learning_rate_factor": self.learning_rate_factor,
         }
         return config | self._set_options()
 

@@ -17,7 +17,6 @@ from .support import FREQUENCIES, D, V, trees
 OF_EVERY_HEAD = {
     "ignore_index": -100,
     "reduction": "mean",
-    "learning_rate_factor": None,
     "class_weight": None,
     "label_smoothing": 0.0,
     "z_loss": 0.0,

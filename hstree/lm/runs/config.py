@@ -365,24 +365,20 @@ class TrainConfig:
         self.head_options()
 
     def head_options(self) -> dict[str, Any]:
-        """Options for :func:`hstree.heads.build_head`: the learning-rate factor, the settings of
-        the group "head" that the head reads, and every ``head_option``.
+        """Options for :func:`hstree.heads.build_head`: the settings of the group "head" that the
+        head reads, and every ``head_option``.
 
         Raises:
             ConfigError: a ``head_option`` that has a flag of its own, or that would change what a
                 perplexity is.
         """
-        options: dict[str, Any] = {"learning_rate_factor": self.head_learning_rate_factor}
         read = [name for name, heads in READ_BY.items() if self.head in heads]
-        options |= {name: getattr(self, name) for name in read if name not in READ_BY_TRAINER}
-        flags = {"tied": "tied", "learning_rate_factor": "head_learning_rate_factor"}
-        flags |= {name: name for name in read}
+        options = {name: getattr(self, name) for name in read if name not in READ_BY_TRAINER}
         more = parse_options(self.head_option)
         for name, value in more.items():
-            if name in flags:
+            if name in ("tied", *read):
                 raise ConfigError(
-                    f"--head-option: expected --{flag_name(flags[name])} for {name!r}, got "
-                    f"{name}={value}"
+                    f"--head-option: expected --{flag_name(name)} for {name!r}, got {name}={value}"
                 )
             if name in ("ignore_index", "reduction"):
                 raise ConfigError(

@@ -242,16 +242,13 @@ class Calls(TorchDispatchMode):
 def test_calls_of_a_step() -> None:
     """Of four trees with shared leaves; docs/gpu.md states the numbers."""
     head = TreeEnsemble.from_counts(D, 10_000 / torch.arange(1, 2001), root=32)
-    hidden, target, found = draw(100, D).requires_grad_(), torch.arange(100), []
-    for head._watch.batches in (0, 1000):  # the loss is watched in the first 1,000 batches
-        head.zero_grad()
-        hidden.grad = None
-        with Calls() as forward:
-            loss = head(hidden, target).loss
-        with Calls() as backward:
-            loss.backward()
-        found += [forward.number, backward.number]
-    assert all(np.less_equal(found, [45, 22, 38, 22])), found
+    hidden, target = draw(100, D).requires_grad_(), torch.arange(100)
+    with Calls() as forward:
+        loss = head(hidden, target).loss
+    with Calls() as backward:
+        loss.backward()
+    assert forward.number <= 38
+    assert backward.number <= 22
 
 
 @pytest.mark.parametrize("subset", [None, 4])

@@ -112,23 +112,16 @@ def test_bad_json(text: str, message: str) -> None:
 
 def test_head_options() -> None:
     softmax = TrainConfig(head="softmax", head_option=("note=a=b", "cutoffs=[2, 5]"))
-    assert softmax.head_options() == {
-        "learning_rate_factor": 8.0,
-        "note": "a=b",
-        "cutoffs": [2, 5],
-    }
-    assert TrainConfig(head="softmax", tied=True).head_options() == {"learning_rate_factor": 8.0}
-    assert TrainConfig(head="sampled", sparse=True).head_options() == {
-        "learning_rate_factor": 8.0,
-        "sparse": True,
-    }
+    assert softmax.head_options() == {"note": "a=b", "cutoffs": [2, 5]}
+    assert TrainConfig(head="softmax", tied=True).head_options() == {}
+    assert TrainConfig(head="sampled", sparse=True).head_options() == {"sparse": True}
     trees = TrainConfig(n_trees=3, root=7, sparse=True).head_options()
     assert trees["n_trees"] == 3
     assert trees["root"] == 7
     assert trees["levels"] is None
     assert TrainConfig(levels=3, leaf=8).head_options()["levels"] == 3
     assert trees["sparse"] is True
-    assert {"leaf", "gate", "recipe", "subset_size", "learning_rate_factor"} <= set(trees)
+    assert {"leaf", "gate", "recipe", "subset_size"} <= set(trees)
 
 
 def test_options_are_json_or_text() -> None:
