@@ -1,0 +1,578 @@
+"""The figures of README.md and docs/, from the records in benchmarks/results.
+
+    python -m benchmarks.figures
+
+fills every place between ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->``, and draws
+which-head.png. Each name of FIGURES has one place. The programs that measure make the pages of
+results from their records, so figures are read from the tables of these pages; those that a page
+rounds too much are computed from cpu.json and gpu.json.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hstree.lm._pictures import new_figure, picture
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PLACE = re.compile(r"<!-- ([^<>\n]+): begin -->(.*?)<!-- \1: end -->", re.DOTALL)
+
+Figure = Callable[[str], str]
+"""What stands in a place, from what stood there before."""
+
+
+# ---- tables of the pages of results
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a page; ``title``: the line in bold face above it."""
+
+    heading: str
+    title: str
+    header: list[str]
+    alignment: list[str]
+    rows: list[list[str]]
+
+    def __str__(self) -> str:
+        lines = (self.header, self.alignment, *self.rows)
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def row(self, first: str) -> dict[str, str]:
+        """The cells by column of the row with this first cell."""
+        (found,) = (row for row in self.rows if row[0].strip("`") == first)
+        return dict(zip(self.header, found, strict=True))
+
+    def part(self, columns: Collection[str]) -> Table:
+        kept = [self.header.index(column) for column in columns]
+        lines = (self.header, self.alignment, *self.rows)
+        header, alignment, *rows = ([line[place] for place in kept] for line in lines)
+        return Table(self.heading, self.title, header, alignment, rows)
+
+
+@cache
+def tables(page: str) -> tuple[Table, ...]:
+    """The tables of a page in benchmarks/results."""
+    found, lines = [], []
+    heading = bold = ""
+    for line in [*(RESULTS / page).read_text(encoding="utf-8").splitlines(), ""]:
+        if line.startswith("|"):
+            lines.append([cell.strip() for cell in line[1:-1].split("|")])
+            continue
+        if lines:
+            found.append(Table(heading, bold, lines[0], lines[1], lines[2:]))
+            lines = []
+        if line.startswith("#"):
+            heading, bold = line.lstrip("# "), ""
+        elif line.startswith("**"):
+            bold = line.strip("*")
+    return tuple(found)
+
+
+def named(page: str, title: str = "") -> Table:
+    """The first table of a page whose heading or title contains this text."""
+    return next(table for table in tables(page) if title in f"{table.heading}: {table.title}")
+
+
+def number(text: str) -> float:
+    """The number at the beginning of a cell: of ``99.3 ± 0.1``, ``0.50 (50 ms)``, ``14.6%``."""
+    found = re.match(r"[-+]?[\d,]*\.?\d+", text)
+    assert found, text
+    return float(found[0].replace(",", ""))
+
+
+# ---- figures of one record
+
+
+def cell(page: str, title: str, row: str, column: str, form: str | None = None) -> Figure:
+    """A cell without the spread of a mean; ``form``: how its number is shown."""
+
+    def figure(_: str) -> str:
+        text = named(page, title).row(row)[column].partition(" ±")[0]
+        return text if form is None else format(number(text), form)
+
+    return figure
+
+
+def whole(page: str, title: str = "", columns: Collection[str] = ()) -> Figure:
+    """A table, or some of its columns."""
+    return lambda _: str(named(page, title).part(columns) if columns else named(page, title))
+
+
+def all_of(page: str) -> Figure:
+    """The tables of a page, with their titles."""
+    return lambda _: "\n\n".join(f"**{table.title}**\n\n{table}" for table in tables(page))
+
+
+def share(page: str, title: str, column: str, of: str, to: str) -> Figure:
+    """A cell of a column over another one."""
+
+    def figure(_: str) -> str:
+        table = named(page, title)
+        return f"{number(table.row(of)[column]) / number(table.row(to)[column]):.2f}"
+
+    return figure
+
+
+def bounds(values: Collection[float], form: str) -> str:
+    return f"{format(min(values), form)} to {format(max(values), form)}"
+
+
+# ---- figures of several records
+
+UNIT, FLAT = "linear", "F.linear + F.cross_entropy"
+SIZES = (10_000, 33_278, 100_000)
+# Contestants of the training steps, as README calls them, with the trees study's rows.
+ROWS = {
+    UNIT: ("`nn.Linear` + `F.cross_entropy`", "softmax"),
+    "softmax": ("`hstree.Softmax`", "softmax"),
+    "adaptive": ("`nn.AdaptiveLogSoftmaxWithLoss`", "adaptive softmax, 1,024 in the head"),
+    "sampled": (
+        "`hstree.SampledSoftmax`",
+        "sampled softmax, 128 negatives and the batch's targets",
+    ),
+    "forest, sampled": (
+        "`hstree.ForestSoftmax`, 512 negatives",
+        "forest of 4 trees, C = 256, 512 negatives, weight decay 0.1",
+    ),
+    "trees": (
+        "`hstree.TreeEnsemble`, 4 trees",
+        "4 trees, C = 256, shared leaves, weight decay 0.1",
+    ),
+    "trees, groups, sparse": (
+        "4 trees, `leaf=16, sparse=True`",
+        "4 trees, C = 256, shared leaves, binary above groups of 16",
+    ),
+}
+
+
+def perplexity(row: str) -> float:
+    """Test perplexity of a row of the trees study."""
+    return number(named("trees-study.md", "Results").row(row)["test"])
+
+
+@cache
+def steps() -> dict[int, dict[str, Any]]:
+    """The contests of training steps, by number of classes."""
+    record = json.loads((RESULTS / "cpu.json").read_text())["cpu"]
+    return {size: record[f"training steps, V = {size}"] for size in SIZES}
+
+
+def step_share(size: int, name: str) -> float:
+    """Median over the rounds of the time of a step over that of a linear layer."""
+    seconds = {key: of["seconds"] for key, of in steps()[size]["contestants"].items()}
+    ratios: list[float] = [a / b for a, b in zip(seconds[name], seconds[UNIT], strict=True)]
+    return median(ratios)
+
+
+def summary(_: str) -> str:
+    """Time, memory and perplexity of output layers."""
+
+    def speed(size: int, name: str) -> str:
+        value = 1 / step_share(size, name)
+        return f"{value:.1f}x" if value < 10 else f"{value:.0f}x"
+
+    contests = steps()
+    largest = contests[SIZES[-1]]["contestants"]
+    header = ["output layer: speed at", *(f"V = {size:,}" for size in SIZES)]
+    header += [f"memory, V = {SIZES[-1]:,}", "test perplexity"]
+    rows = []
+    for name, (label, row) in ROWS.items():
+        memory = f"{largest[name]['peak_bytes'] / 2**20:,.0f} MiB"
+        speeds = (speed(size, name) for size in SIZES)
+        rows.append([label, *speeds, memory, f"{perplexity(row):.1f}"])
+    table = Table("", "", header, ["---", *["---:"] * 5], rows)
+    unit = [median(contest["contestants"][UNIT]["seconds"]) for contest in contests.values()]
+    measured = dict.fromkeys(contest["measured"] for contest in contests.values())
+    draws = "sampled softmax, 512 negatives and the batch's targets, weight decay 0.1"
+    note = (
+        "Speed: training steps of the layer per second (forward, backward, fused AdamW; 512 rows "
+        "of 256 features, one core) as a multiple of the first row's, whose steps take "
+        f"{', '.join(f'{1000 * s:,.0f} ms' for s in unit)}. Memory: what the first step adds to "
+        "the process, gradients and optimizer state included, parameters not. Test perplexity: "
+        "Penn Treebank, V = 10,000, five epochs of a small LSTM, not converged, one to three "
+        "seeds, with a weight decay of 0.1 (forest, 4 trees) or 0.01 (others; with 0.1 a softmax "
+        f"has {perplexity('softmax, weight decay 0.1'):.1f}, a sampled one with 512 negatives "
+        f"{perplexity(draws):.1f}). {'; '.join(measured)}."
+    )
+    return "\n".join([str(table), "", *textwrap.wrap(note, 120, break_on_hyphens=False)])
+
+
+def which_head() -> bytes:
+    """The times of the table of :func:`summary`, against the number of classes."""
+    figure = new_figure(9, 3.5)
+    axes = figure.subplots()
+    for name, (label, row) in ROWS.items():
+        shown = f"{label.replace('`', '')}: {perplexity(row):.1f}"
+        axes.plot(SIZES, [step_share(size, name) for size in SIZES], "o-", label=shown)
+    axes.set(
+        xscale="log", yscale="log", xlabel="number of classes", ylabel="time of a step, linear is 1"
+    )
+    axes.set_xticks(SIZES, [f"{size:,}" for size in SIZES], minor=False)
+    axes.minorticks_off()
+    axes.legend(bbox_to_anchor=(1, 1), fontsize="x-small")
+    return picture(figure)
+
+
+def heads(old: str) -> str:
+    """The table of heads with its figures: rows of heads that were timed get those of their record,
+    by the last name in the first cell; the others stay."""
+    timed = named("cpu.md", "A loss of every head").part(
+        ["head", "time", "peak extra memory", "parameters"]
+    )
+    by_name = {row[0].strip("`"): row[1:] for row in timed.rows}
+    lines = []
+    for line in old.strip().splitlines():
+        first, *_ = cells = line.strip("| ").split(" | ")
+        key = (re.findall(r"`([^`]+)`", first) or [""])[-1].replace("F.cross_entropy", FLAT)
+        lines.append(f"| {' | '.join([*cells[:2], *by_name[key]])} |" if key in by_name else line)
+    return "\n".join(lines)
+
+
+def decoding_costs(_: str) -> str:
+    """Times of queries for one row and for 32, by head."""
+    table = named("cpu.md", "Decoding")
+    costs = {
+        tuple(row[0].split(": ")): [cell.partition(" (")[0] for cell in row[1:]]
+        for row in table.rows
+        if "ScreenedSoftmax" not in row[0]
+    }
+    queries = list(dict.fromkeys(query for _, query in costs))
+    columns = [(place, query) for place in (0, 1) for query in queries]
+    header = ["", *(f"{query}, {table.header[1 + place]}" for place, query in columns)]
+    rows = [
+        [head, *(costs[head, query][place] for place, query in columns)]
+        for head in dict.fromkeys(head for head, _ in costs)
+    ]
+    first = re.findall(r"\((.*?)\)", " ".join(table.rows[0]))
+    note = f"1.00 is {first[0]} for {table.header[1]} and {first[1]} for {table.header[2]}."
+    return f"{Table('', '', header, ['---'] + ['---:'] * len(columns), rows)}\n\n{note}"
+
+
+def all_classes(_: str) -> str:
+    row = named("cpu.md", "Decoding").row("C = 256, T = 4 (default): all classes")
+    return bounds([number(row["N = 1"]), number(row["N = 32"])], ".2f")
+
+
+def one_dnn(_: str) -> str:
+    """How many times as fast the steps of heads are."""
+    rows = named("onednn.md").part(["step", "ratio"]).rows
+    return bounds([1 / number(ratio) for step, ratio in rows if step != "linear"], ".1f")
+
+
+def model_classes(_: str) -> str:
+    page = (RESULTS / "models.md").read_text(encoding="utf-8")
+    outcomes = Counter(row[1] for row in named("models.md").rows)
+    right = outcomes["loss without logits"] + outcomes["reads its logits"]
+    version = re.findall(r"transformers (\d+\.\d+)", page)[0]
+    return (
+        f"{sum(outcomes.values())} causal and image-text classes of transformers {version}: "
+        f"{right} are right, {outcomes['refused']} are refused, "
+        f"{outcomes['needs more than tokens']} do not run on tokens alone, "
+        f"{outcomes['not built here']} needs a package that was not there"
+    )
+
+
+GPU_SETTINGS = ("4096x128k", "2304x256k", "768x50k")
+GPU_ROWS = {
+    "eager": "`F.linear` + `F.cross_entropy`",
+    "compiled": "`torch.compile` of it",
+    "liger": "Liger",
+    "cut": "cut-cross-entropy",
+    "softmax": "`hstree.Softmax`",
+    "forest": "`hstree.ForestSoftmax`, 4 trees",
+    "plif": "the head `plif`, 10,000 intervals",
+    "sampled": "`hstree.SampledSoftmax`, 512 negatives and the batch's targets",
+    "forest-sampled": "`hstree.ForestSoftmax`, 4 trees, the same negatives",
+    "adaptive": "`nn.AdaptiveLogSoftmaxWithLoss`",
+    "leaves": "`TreeEnsemble`, 4 trees, two levels, shared leaves, `sparse=True`",
+    "leaves-dense": "the same, dense gradients",
+    "wide-binary": "4 trees, a wide root over binary nodes",
+    "huffman-4": "operator `path_log_prob`, 8 binary Huffman trees over D / 4 features",
+}
+
+
+@cache
+def on_gpu() -> dict[str, Any]:
+    entries: dict[str, Any] = json.loads((RESULTS / "gpu.json").read_text())["entries"]
+    return entries
+
+
+def gpu_step(setting: str, name: str) -> float | None:
+    """Median time of a step over that of the flat loss; None: not measured."""
+    there, flat = (on_gpu().get(f"benchmarks/{setting}/{key}", {}) for key in (name, "eager"))
+    if not there.get("seconds"):
+        return None
+    return float(median(there["seconds"]["both"]) / median(flat["seconds"]["both"]))
+
+
+def gpu_steps(_: str) -> str:
+    """Steps on a GPU as multiples of the flat loss's, with their memory."""
+
+    def cell(setting: str, name: str) -> str:
+        if (time := gpu_step(setting, name)) is None:
+            return "not measured"
+        memory = on_gpu()[f"benchmarks/{setting}/{name}"]["peak_bytes"] / 2**30
+        return f"{time:.{2 if time > 0.1 else 3}f} ({memory:.1f})"
+
+    page = (RESULTS / "gpu.md").read_text(encoding="utf-8")
+    sizes = re.findall(r"^N = (\d+), D = (\d+), V = (\d+)", page, re.MULTILINE)
+    header = [
+        ", ".join(f"{k} = {int(n):,}" for k, n in zip("NDV", size, strict=True)) for size in sizes
+    ]
+    rows = [
+        [label, *(cell(setting, name) for setting in GPU_SETTINGS)]
+        for name, label in GPU_ROWS.items()
+    ]
+    return str(Table("", "", ["output layer", *header], ["---"] + ["---:"] * 3, rows))
+
+
+def tree_rates(_: str) -> str:
+    """Validation perplexities of four trees by the factor on the learning rate."""
+    title = "by the value of a setting"
+    row = named("trees-study.md", title).row("4 trees, C = 256, shared leaves")
+    return row["value: perplexity"]
+
+
+def visits(library: str, features: int) -> Figure:
+    """Time of a node visit over the library's."""
+    row = f"{library}, D = {features}: node visit of {library} / hstree"
+    measured = cell("cpu.md", "Targets", row, "measured")
+    return lambda old: f"{1 / number(measured(old)):.2f}"
+
+
+def study_times(name: str) -> Figure:
+    """The time of a step at 159,236 words."""
+    file = RESULTS / "large-vocabulary-times.json"
+    return lambda _: f"{json.loads(file.read_text())['shares'][name]:.1f}"
+
+
+# ---- figures of the laboratory
+
+
+def _lab(page: str, title: str = "", columns: Collection[str] = ()) -> Figure:
+    return whole(f"laboratory/{page}.md", title, columns)
+
+
+def function_slopes(_: str) -> str:
+    (row,) = (
+        row for row in named("laboratory/function.md", "Slopes").rows if row[1] == "all logits"
+    )
+    return f"{number(row[3]):.2f} to {number(row[5]):.2f}"
+
+
+def plif_ranks(_: str) -> str:
+    """Press ranks by the rule that moves the slopes, and how far it moves them."""
+    record = json.loads((RESULTS / "laboratory" / "plif-rank.json").read_text())
+    intervals = ("1000", "10000", "100000")
+    fresh = {str(row["intervals"]): row["press_rank"] for row in record["fresh"]}
+    rows = [["fresh, on the logits of the softmax", *(f"{fresh[k]:,}" for k in intervals), "0"]]
+    for kind, ranks in record["trained"].items():
+        run = f"{kind.replace(', ', '-').replace(' ', '-')}-intervals={intervals[-1]}-seed=1"
+        moved = f"{record['moved'][run]:.2g}"
+        rows.append([kind, *(f"{ranks[k]:,}" for k in intervals), moved])
+    header = ["slopes", *(f"K = {int(k):,}" for k in intervals), "v moved by"]
+    return str(Table("", "", header, ["---"] + ["---:"] * 4, rows))
+
+
+def larger_softmax(_: str) -> str:
+    record = json.loads((RESULTS / "laboratory" / "plif-rank.json").read_text())["larger"]
+    first, second, third = (f"{row['press_rank']:,}" for row in record["fresh"])
+    return f"{first}, {second} and {third}"
+
+
+def rates(_: str) -> str:
+    """Test perplexities by head and rate."""
+    found: dict[str, dict[str, str]] = {}
+    for model, test in named("laboratory/rates.md").part(["model", "test"]).rows:
+        head, _, factor = model.partition(", head_learning_rate_factor=")
+        found.setdefault(head, {})[factor] = test
+    factors = list(found["softmax"])
+    header = ["rate", *(f"{float(factor):g}" for factor in factors)]
+    rows = [[head, *(tests[factor] for factor in factors)] for head, tests in found.items()]
+    return str(Table("", "", header, ["---"] + ["---:"] * len(factors), rows))
+
+
+STUDY = ["model", "test", "Press rank"]
+PAIRS = ["models", "difference of means", "95% interval", "Welch p", "Welch p, Holm"]
+CORRELATION = "laboratory/correlation.md", "", "all points"
+WITHIN_SEEDS = "laboratory/gss-rates/correlation.md", "", "all points"
+LABORATORY: dict[str, Figure] = {
+    "function slope": cell("laboratory/function.md", "Function", "plif", "slope of the best line"),
+    "function deviation": cell("laboratory/function.md", "Function", "plif", "SD from that line"),
+    "function outside": cell("laboratory/function.md", "Function", "plif", "outside [-R, R]"),
+    "function slopes": function_slopes,
+    "PLIF start": _lab("plif-start", columns=["model", "test"]),
+    "trees of an ensemble": _lab("tree", columns=["", "loss", "gain"]),
+    "synthetic": _lab("synthetic", "Mode matching (% of contexts), alpha = 0.1,"),
+    "jacobian": _lab(
+        "jacobian",
+        columns=["layer", "experts", "zero", "above 0.01 of largest", "median condition number"],
+    ),
+    "ranks": _lab(
+        "rank",
+        columns=[
+            "matrix",
+            "Press rank",
+            *(f"effective rank, epsilon {epsilon}" for epsilon in ("0.001", "0.0001", "1e-05")),
+        ],
+    ),
+    "PLIF ranks": plif_ranks,
+    "larger softmax": larger_softmax,
+    "bias start": _lab("bias-start", columns=["model", "test", "rank, 0.0001", "rank, 1e-05"]),
+    "grid correlation": cell(*CORRELATION, "Pearson"),
+    "grid interval": cell(*CORRELATION, "95% interval"),
+    "grid Spearman": cell(*CORRELATION, "Spearman"),
+    "rates correlation": cell(*WITHIN_SEEDS, "Pearson"),
+    "rates interval": cell(*WITHIN_SEEDS, "95% interval"),
+    "rates": rates,
+    "seeds": _lab("significance", columns=["model", "n", "mean", "SD", "least", "greatest"]),
+    "differences": _lab("significance", "Unpaired", PAIRS),
+    "tuned differences": _lab("significance-tuned/significance", "Unpaired", PAIRS),
+    "heads study": _lab(
+        "study-heads",
+        columns=[
+            "model",
+            "train",
+            "valid",
+            "test",
+            "p",
+            "parameters",
+            "Press rank",
+            "rank, 0.0001",
+        ],
+    ),
+    "components": _lab("study-components", columns=STUDY),
+    "latent dropout": _lab("study-latent-dropout", columns=STUDY),
+    "word similarity": _lab("words", columns=["set", "softmax", "plif", "mos", "trees"]),
+    "profit of cents": _lab("predictions", "2. "),
+    "interest rates": _lab("predictions", "4. "),
+}
+
+# ---- the places
+
+FOREST = "forest of 4 trees, C = 256, 512 negatives"
+SAMPLED = "sampled softmax, 512 negatives and the batch's targets"
+TREES = "4 trees, C = 256, shared leaves"
+TAIL = ", all classes in the last tenth"
+EVERY = "forest of 4 trees, C = 256, all classes"
+
+
+def _transformer(steps: str, row: str, column: str = "valid") -> Figure:
+    return cell("transformer-study.md", f"After {steps} steps", row, column)
+
+
+def _tied(row: str) -> Figure:
+    rows = {"forest": FOREST, "trees": TREES, "softmax": "softmax"}
+    title = f"{rows[row]}, tied, weight decay 0.1" + " (sweep not finished)" * (row == "softmax")
+    return lambda _: f"{perplexity(title):.1f}"
+
+
+def _labels(title: str, row: str) -> Figure:
+    return cell("classification.md", title, row, "precision@1")
+
+
+SCREEN = "chosen: R = 288, int4, n = 256"
+README: dict[str, Figure] = {
+    "summary": summary,
+    "model classes": model_classes,
+    "forest step": _transformer("1,600", FOREST, "step / softmax"),
+    "forest 1,600": _transformer("1,600", FOREST),
+    "softmax 1,600": _transformer("1,600", "softmax"),
+    "forest 10,000": _transformer("10,000", FOREST),
+    "softmax 10,000": _transformer("10,000", "softmax"),
+    "full forest 10,000": _transformer("10,000", EVERY),
+    "sampled 10,000": _transformer("10,000", SAMPLED),
+    "forest tail": _transformer("10,000", FOREST + TAIL),
+    "sampled tail": _transformer("10,000", SAMPLED + TAIL),
+    "gpu sampled": lambda _: f"{gpu_step(GPU_SETTINGS[0], 'sampled'):.2g}",
+    "gpu trees": lambda _: f"{gpu_step(GPU_SETTINGS[0], 'leaves'):.2g}",
+    "full forest": lambda _: f"{perplexity(f'{EVERY}, weight decay 0.1'):.1f}",
+    "tied forest": _tied("forest"),
+    "tied trees": _tied("trees"),
+    "tied softmax": _tied("softmax"),
+    "best words": cell("screened.md", "SmolLM2", SCREEN, "best word", ".1%"),
+    "screened time": cell("screened.md", "SmolLM2", SCREEN, "time / float32, N = 1"),
+    "all classes": all_classes,
+    "labels sampled": _labels("10,000 labels, one", "sampled-2048"),
+    "labels linear": _labels("10,000 labels, one", "linear"),
+    "labels trees": _labels("10,000 labels, one", "clustered-trees"),
+    "labels time": share(
+        "classification.md", "10,000 labels, one", "ms a step", "sampled-2048", "linear"
+    ),
+    "many labels sampled": _labels("100,000 labels, one", "sampled-2048"),
+    "many labels tree": _labels("100,000 labels, one", "clustered-tree"),
+    "five labels sampled": _labels("100,000 labels, five", "sampled-512"),
+    "five labels tree": _labels("100,000 labels, five", "clustered-tree"),
+}
+DOCS: dict[str, Figure] = {
+    "oneDNN": one_dnn,
+    "quality": whole(
+        "trees-study.md",
+        "Results",
+        ["head", "valid", "test", "seeds", "head step", "parameters", "rows scored"],
+    ),
+    "large vocabulary": whole(
+        "large-vocabulary.md",
+        "by training time",
+        ["head", *(f"time {n},000" for n in (1, 2, 4, 8, 16, 30)), "end", "step", "memory"],
+    ),
+    "dense embedding": study_times("sampled-in-batch-dense"),
+    "adaptive step": study_times("adaptive"),
+    "decoding": decoding_costs,
+    "screened": all_of("screened.md"),
+    "ensemble changes": whole("randomized.md", "Change of"),
+    "ensembles": whole("randomized.md", "Results", ["head", "valid", "test", "parameters", "rank"]),
+    "gpu": gpu_steps,
+    "gpu screened": whole("gpu.md", "The best word"),
+    "heads": heads,
+    "transformer": all_of("transformer-study.md"),
+    "lm_head": all_of("lm_head.md"),
+    "gensim 400": visits("gensim", 400),
+    "gensim 100": visits("gensim", 100),
+    "fastText 400": visits("fasttext", 400),
+    "fastText 100": visits("fasttext", 100),
+    "generation": all_of("generation.md"),
+    "shapes": whole("trees-study.md", "of trees with shared leaves"),
+    "tied shapes": whole("trees-study.md", "of tied trees"),
+    "tree rates": tree_rates,
+    "half of the features": lambda _: named("feature-blocks.md").rows[2][-1].partition(" /")[0],
+    "a quarter": lambda _: named("feature-blocks.md").rows[0][-1].partition(" /")[0],
+}
+FIGURES = README | DOCS | LABORATORY
+
+
+def filled(text: str, figures: dict[str, Figure] = FIGURES) -> str:
+    """The text with the figures in its places; those on lines of their own remain there."""
+
+    def replace(place: re.Match[str]) -> str:
+        name, old = place.groups()
+        around = "\n" if old.startswith("\n") else ""
+        new = figures[name](old).strip("\n")
+        return f"<!-- {name}: begin -->{around}{new}{around}<!-- {name}: end -->"
+
+    return PLACE.sub(replace, text)
+
+
+def main() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if text != (new := filled(text)):
+            page.write_text(new, encoding="utf-8")
+            print(page.relative_to(ROOT))
+    (RESULTS / "which-head.png").write_bytes(which_head())
+
+
+if __name__ == "__main__":
+    main()

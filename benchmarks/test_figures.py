@@ -1,0 +1,102 @@
+"""The figures of README.md and docs/ are those of the records."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.figures import FIGURES, PAGES, PLACE, RESULTS, filled, heads, named, tables
+
+FIGURE = re.compile(r"(?<![\w.,/-])\d[\d,]*(?:\.\d+)? ?%|(?<![\w.,/-])\d[\d,]*\.\d+(?![\w.]*\w)")
+VERSION = re.compile(r"\b(?:torch|Python|CUDA|transformers|TRL|presets) \d+(?:[., or and]+\d+)*")
+# Numbers with a point that are no measurements of this project: settings, versions, thresholds,
+# what others published, and examples.
+OTHER = {
+    "README.md": "2.11",
+    "benchmarks.md": "0.01 0.1",
+    "decoding.md": "0.998",
+    "ensembles.md": "0.1",
+    "gpu.md": "5% 77.0 2.11 2.13",
+    "guarantees.md": "0.01 3.14",
+    "heads.md": "0.1 0.01 0.3 0.004 0.008 0.016 57.08 56.80 54.91 0.001 0.6 0.02",
+    "laboratory-heads.md": "56.80 57.08 0.01 0.05 0.1 0.2 0.8",
+    "laboratory-rank.md": "1.25 95% 1.5 0.5 0.24",
+    "laboratory-seeds.md": "95% 5% 57.00 57.08 59.51 59.55",
+    "laboratory-studies.md": "57.08 57.05 57.00 56.80 54.91 55.81 64.50 59.25 58.38 56.21 56.07 "
+    "56.19 0.29 0.145 59.09 64.82",
+    "laboratory-words.md": "95%",
+    "platforms.md": "3.10 3.11 3.12 3.13 3.14 2.11 2.13 2.15 13.0 5.24 8.0 7.2 12.8",
+    "start.md": "2.11 71.1",
+    "training.md": "90% 5% 0.4 17.5 0.03 0.003 0.002 0.075 0.001 0.02",
+    "trees.md": "1.5 0.008 0.002 0.3 0.01",
+}
+
+
+def prose(text: str) -> str:
+    """A page without what the command fills, code and links."""
+    text = re.sub(r"```.*?```", "", PLACE.sub("", text), flags=re.DOTALL)
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)|^ {4}.*$", "", text, flags=re.MULTILINE)
+    return VERSION.sub("", text)
+
+
+def test_every_place_shows_its_figure() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert text == filled(text), f"{page.name}: run python -m benchmarks.figures"
+
+
+def test_every_figure_has_one_place() -> None:
+    found = [name for page in PAGES for name, _ in PLACE.findall(page.read_text(encoding="utf-8"))]
+    assert Counter(found) == dict.fromkeys(FIGURES, 1)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_figure_stands_outside_of_a_place(page: Path) -> None:
+    found = set(FIGURE.findall(prose(page.read_text(encoding="utf-8"))))
+    assert found - set(OTHER.get(page.name, "").split()) == set()
+
+
+def test_figures_are_found_in_prose() -> None:
+    text = (
+        "A step is 1.43 times as long (`0.5`), [a](b-2.5.md) <!-- x: begin -->9.9<!-- x: end -->."
+    )
+    assert FIGURE.findall(prose(text)) == ["1.43"]
+    assert FIGURE.findall(prose("12 % and 99.9% of 1,234.5; v0.1, torch 2.11")) == [
+        *("12 %", "99.9%", "1,234.5")
+    ]
+
+
+# ---- the command
+
+
+def test_places_keep_what_is_around_them() -> None:
+    figures = {"one": lambda old: "2", "table": lambda old: f"{old.strip()}|\n"}
+    text = (
+        "a <!-- one: begin -->1<!-- one: end --> b\n<!-- table: begin -->\n|\n<!-- table: end -->\n"
+    )
+    once = filled(text, figures)
+    assert once == text.replace("-->1<", "-->2<").replace("\n|\n", "\n||\n")
+    assert filled("<!-- one: begin --> no end", figures) == "<!-- one: begin --> no end"
+    with pytest.raises(KeyError, match="two"):
+        filled("<!-- two: begin --><!-- two: end -->", figures)
+
+
+def test_tables_are_those_of_the_page() -> None:
+    table = named("transformer-study.md", "After 10,000 steps")
+    text = (RESULTS / "transformer-study.md").read_text(encoding="utf-8")
+    assert f"**{table.title}**\n\n{table}\n" in text
+    assert table.part(["head", "seeds"]).header == ["head", "seeds"]
+    assert len(tables("transformer-study.md")) == 2
+    with pytest.raises(ValueError, match="unpack"):
+        table.row("no such head")
+
+
+def test_rows_of_heads_get_the_figures_of_their_record() -> None:
+    row = "| `{}` | f(l) | {} |".format
+    old = [row("PLIF`, `plif", "9 | 9 | 9 M"), row("X`, `no-such-head", "1 | 2 | 3 M")]
+    timed = named("cpu.md", "A loss of every head").row("plif")
+    new = " | ".join(timed[column] for column in ("time", "peak extra memory", "parameters"))
+    assert heads("\n".join(old)) == f"{row('PLIF`, `plif', new)}\n{old[1]}"
