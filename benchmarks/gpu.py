@@ -1,62 +1,73 @@
-"""Measure one contestant on a GPU, in this process, and write the results as JSON.
+"""Steps of kernels and whole heads on a GPU, beside the flat losses that are installed.
 
-    python -m benchmarks.gpu 4096x128k huffman-4 --out huffman-4.json
+    python -m benchmarks.gpu --out build/gpu --minutes 9     # repeat until it exits with 0 or 1
     python -m benchmarks.gpu --list
+    python -m benchmarks.gpu --page benchmarks/results/gpu.json > benchmarks/results/gpu.md
 
-benchmarks.gpu_proof runs all contestants, each in its own process, and makes the tables.
+Each contestant is measured in a process of its own with a time limit. results.json in the folder is
+replaced after each, so that a crash, a hang or Ctrl-C loses only what was running; the next call
+measures what is missing. The page is report.md.
 
 The loss and the gradient of the input are first compared with float64: a wrong contestant is not
 timed. Times are measured between events on the device. Before each step the device computes matrix
 products. They hide the time of Python unless the step waits for the device, as in training, and
-make the caches cold. A copy and a matrix product are timed before and after, so that runs of
-different processes can be compared. Clocks are read, never set. The file is written after each
-part, so a killed process leaves its results so far. Exits with 2 if there is no GPU.
+make the caches cold. A copy and a matrix product are timed before and after, so that contestants
+can be compared. Clocks are read, never set.
 
-hstree is imported by the functions that need it: benchmarks.gpu_proof lists the contestants before
-anything is built.
+Exit status: 0 all is measured, 1 a contestant of hstree failed, 2 there is no GPU or no CUDA build,
+3 --minutes do not suffice for the next one. --device cpu measures tiny sizes, in seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import hashlib
 import importlib
 import json
-import os
 import platform
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import hstree
 from benchmarks.baselines import torch_plif
 from benchmarks.contest import batch
 from benchmarks.memory import peak_extra_bytes
+from hstree._files import write_atomic
+from hstree.heads import TreeEnsemble, build_head
+from hstree.heads.trees.layout import Layout
+from hstree.lm.table import Column, Table, decimals, markdown, table
+from hstree.ops import path_log_prob
+from hstree.ops.forest_log_prob import forest_log_softmax
+from hstree.trees import build_ensemble
 
+ROOT = Path(__file__).resolve().parents[1]
 Figures = dict[str, Any]
+Entry = Mapping[str, Any]
+"""Figures of a contestant in a record."""
 
+LIMIT = 120.0
+"""Seconds for a contestant."""
 WARM_UP = 3
 PRODUCTS_AHEAD = 2
 """Number of reference products before each timed step: about 3 ms on an H100."""
 CLOCKS = (
-    "clocks.sm",
-    "clocks.max.sm",
-    "clocks.mem",
-    "clocks.max.mem",
-    "power.draw",
-    "power.limit",
-    "temperature.gpu",
-    "clocks_event_reasons.active",
+    "clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem,power.draw,power.limit,temperature.gpu,"
+    "clocks_event_reasons.active"
 )
 TOLERANCE = {"bfloat16": 0.05, "float32": 1e-3}
 """Largest allowed error of a gradient, relative to its largest value; for a loss, a fifth of it."""
@@ -100,60 +111,54 @@ SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A contestant: its title in tables, the name in BUILDERS and the arguments of the function
-    that builds it, and the distribution that it needs."""
+class Contestant:
+    """``kind``: the name in BUILDERS of the function that builds it with these options."""
 
     title: str
     kind: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    package: str | None = None
 
     @property
     def ours(self) -> bool:
-        return self.kind in ("paths", "wide", "head", "sampled")
+        return self.kind in ("paths", "trees", "head", "sampled")
 
 
-def _paths_entry(recipe: str, part: int, block: int = 1, sparse: bool = True) -> Entry:
+def _paths_of(recipe: str, part: int, sparse: bool = True) -> Contestant:
     kind = "Huffman" if recipe == "huffman" else "balanced"
-    drawn = f"blocks of {block}" if block > 1 else "single features"
-    title = f"{kind} trees, S = D/{part}, {drawn}" + ("" if sparse else ", dense gradients")
-    options = {"recipe": recipe, "part": part, "block": block, "sparse": sparse}
-    return Entry(title, "paths", options)
+    title = f"{kind} trees, S = D/{part}, single features" + ", dense gradients" * (not sparse)
+    return Contestant(title, "paths", {"recipe": recipe, "part": part, "sparse": sparse})
 
 
+def _flat_of(loss: str, title: str) -> Contestant:
+    return Contestant(title, "flat", {"loss": loss})
+
+
+LEAVES = {"levels": 2, "node_vectors": "leaves"}
 EAGER = "eager"
-CONTESTANTS: dict[str, Entry] = {
-    "huffman-4": _paths_entry("huffman", 4),
-    "huffman-4-blocks": _paths_entry("huffman", 4, block=16),
-    "random-4": _paths_entry("random", 4),
-    "huffman-2": _paths_entry("huffman", 2),
-    "huffman-4-dense": _paths_entry("huffman", 4, sparse=False),
-    "wide-32": Entry("wide trees, groups of 32 leaves", "wide", {"leaf": 32}),
-    "wide-binary": Entry("wide root over binary nodes", "wide", {"leaf": 1}),
-    "leaves": Entry(
-        "trees of two levels, one output embedding for all leaves",
-        "wide",
-        {"levels": 2, "node_vectors": "leaves"},
+CONTESTANTS: dict[str, Contestant] = {
+    "huffman-4": _paths_of("huffman", 4),
+    "random-4": _paths_of("random", 4),
+    "huffman-2": _paths_of("huffman", 2),
+    "huffman-4-dense": _paths_of("huffman", 4, sparse=False),
+    "wide-binary": Contestant("wide root over binary nodes", "trees", {"leaf": 1}),
+    "leaves": Contestant(
+        "trees of two levels, one output embedding for all leaves", "trees", LEAVES
     ),
-    "leaves-dense": Entry(
-        "the same, dense gradients",
-        "wide",
-        {"levels": 2, "node_vectors": "leaves", "sparse": False},
+    "leaves-dense": Contestant("the same, dense gradients", "trees", LEAVES | {"sparse": False}),
+    "softmax": Contestant("head `softmax`", "head", {"head": "softmax"}),
+    "forest": Contestant("head `forest`, 4 trees", "head", {"head": "forest"}),
+    "sampled": Contestant("head `sampled`, 512 negatives", "sampled", {"head": "sampled"}),
+    "forest-sampled": Contestant(
+        "head `forest`, 4 trees, 512 negatives", "sampled", {"head": "forest"}
     ),
-    "softmax": Entry("head `softmax`", "head", {"head": "softmax"}),
-    "forest": Entry("head `forest`, 4 trees", "head", {"head": "forest"}),
-    "sampled": Entry("head `sampled`, 512 negatives", "sampled", {"head": "sampled"}),
-    "forest-sampled": Entry("head `forest`, 4 trees, 512 negatives", "sampled", {"head": "forest"}),
-    "plif": Entry("head `plif`", "head", {"head": "plif"}),
-    "sigsoftmax": Entry("head `sigsoftmax`", "head", {"head": "sigsoftmax"}),
-    EAGER: Entry("F.linear + F.cross_entropy", "flat", {"loss": "eager"}),
-    "compiled": Entry("torch.compile of it", "flat", {"loss": "compiled"}),
-    "cut": Entry("cut-cross-entropy", "flat", {"loss": "cut"}, "cut-cross-entropy"),
-    "liger": Entry("Liger", "flat", {"loss": "liger"}, "liger-kernel"),
-    "quack": Entry("QuACK, not tuned", "flat", {"loss": "quack"}, "quack-kernels"),
-    "chunked": Entry("F.linear_cross_entropy", "flat", {"loss": "chunked"}),
-    "adaptive": Entry("AdaptiveLogSoftmaxWithLoss", "adaptive"),
+    "plif": Contestant("head `plif`", "head", {"head": "plif"}),
+    "sigsoftmax": Contestant("head `sigsoftmax`", "head", {"head": "sigsoftmax"}),
+    EAGER: _flat_of("eager", "F.linear + F.cross_entropy"),
+    "compiled": _flat_of("compiled", "torch.compile of it"),
+    "cut": _flat_of("cut", "cut-cross-entropy"),
+    "liger": _flat_of("liger", "Liger"),
+    "chunked": _flat_of("chunked", "F.linear_cross_entropy"),
+    "adaptive": Contestant("AdaptiveLogSoftmaxWithLoss", "adaptive"),
 }
 """The contestants in the order of the tables: first those of hstree, kernels before whole heads;
 then the baselines."""
@@ -210,16 +215,11 @@ def _normal(shape: tuple[int, ...], setting: Setting, device: str) -> Tensor:
     return weight.normal_(std=shape[-1] ** -0.5).requires_grad_()
 
 
-def subsets(features: int, subset: int, trees: int, block: int) -> Tensor:
-    """feature_index [T, S]: for each tree, S of the D features in increasing order, drawn in
-    aligned blocks."""
+def subsets(features: int, subset: int, trees: int) -> Tensor:
+    """feature_index [T, S]: for each tree, S of the D features in increasing order."""
     random = torch.Generator().manual_seed(0)
-    drawn = []
-    for _ in range(trees):
-        blocks = torch.randperm(features // block, generator=random)[: subset // block]
-        within = blocks.sort().values[:, None] * block + torch.arange(block)
-        drawn.append(within.flatten())
-    return torch.stack(drawn).int()
+    drawn = (torch.randperm(features, generator=random)[:subset] for _ in range(trees))
+    return torch.stack([index.sort().values for index in drawn]).int()
 
 
 def visited_rows(target: Tensor, path_offset: Tensor, path: Tensor) -> int:
@@ -252,18 +252,14 @@ def true_log_prob(
     return torch.stack(rows)
 
 
-def _paths(setting: Setting, device: str, recipe: str, part: int, block: int, sparse: bool) -> Step:
+def _paths(setting: Setting, device: str, recipe: str, part: int, sparse: bool) -> Step:
     """The path op over T binary trees and their mixture with equal weights."""
-    from hstree.heads.trees.layout import Layout
-    from hstree.ops import path_log_prob
-    from hstree.trees import build_ensemble
-
     input, target, frequencies = _inputs(setting, device)
     options = {"frequencies": frequencies} if recipe == "huffman" else {}
     trees = build_ensemble(recipe, setting.classes, setting.trees, **options)
     layout = Layout(trees)
     rows, subset = setting.rows, setting.features // part
-    cpu_index = subsets(setting.features, subset, setting.trees, block)
+    cpu_index = subsets(setting.features, subset, setting.trees)
     weight = _normal((setting.trees, setting.classes - 1, subset), setting, device)
     bias = torch.zeros(weight.shape[:2], dtype=weight.dtype, device=device, requires_grad=True)
     tables = [layout.path_offset, layout.path, layout.leaf_position, cpu_index]
@@ -342,13 +338,10 @@ def _of_all_classes(head: Any, x: Tensor, target: Tensor) -> Tensor:
     return -log_prob.gather(1, target[:, None]).squeeze(1)
 
 
-def _wide(
+def _trees(
     setting: Setting, device: str, node_vectors: str = "free", sparse: bool = True, **shape: int
 ) -> Step:
     """A whole ensemble of Huffman trees over all features with a wide root."""
-    from hstree.heads import TreeEnsemble
-    from hstree.trees import build_ensemble
-
     input, target, frequencies = _inputs(setting, device)
     size, root = setting.classes, setting.root
     trees = build_ensemble("huffman", size, setting.wide_trees, frequencies, root=root, **shape)
@@ -379,8 +372,6 @@ def _flat_row_losses(head: Any, x: Tensor, target: Tensor) -> Tensor:
 
 def _built(head: str, setting: Setting, input: Tensor, **options: Any) -> Any:
     """A flat head of hstree whose scores are about one."""
-    from hstree.heads import build_head
-
     if head == "plif":
         options |= {"intervals": setting.intervals, "radius": RADIUS}
     with torch.device(input.device):
@@ -402,8 +393,6 @@ def _head(setting: Setting, device: str, head: str) -> Step:
 
 def _sampled(setting: Setting, device: str, head: str) -> Step:
     """A flat head of hstree over a sample of the classes, the same one in each step."""
-    from hstree.ops.forest_log_prob import forest_log_softmax
-
     input, target, frequencies = _inputs(setting, device)
     module = _built(head, setting, input, negatives=setting.negatives, frequencies=frequencies)
 
@@ -465,11 +454,6 @@ def _liger() -> Loss:
     return lambda input, weight, target: loss(weight, input, target)
 
 
-def _quack() -> Loss:
-    function = _library("quack.linear_cross_entropy").chunked_linear_cross_entropy
-    return lambda input, weight, target: function(input, weight, target, tuned=False)
-
-
 def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
@@ -483,13 +467,12 @@ FLAT: dict[str, Callable[[], Loss]] = {
     "chunked": _chunked,
     "liger": _liger,
     "cut": lambda: _library("cut_cross_entropy").linear_cross_entropy,
-    "quack": _quack,
 }
 
 
 BUILDERS: dict[str, Callable[..., Step]] = {
     "paths": _paths,
-    "wide": _wide,
+    "trees": _trees,
     "head": _head,
     "sampled": _sampled,
     "adaptive": _adaptive,
@@ -558,52 +541,33 @@ class Reference:
         return median(watch.seconds())
 
 
-def machine(device: str) -> Figures:
-    import hstree
+def nvidia_smi(fields: str, while_waiting: Callable[[], object] = lambda: None) -> Figures:
+    """Its answer for the device; empty where it does not run."""
+    identity = getattr(torch.cuda.get_device_properties(0), "uuid", None)
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    command += [] if identity is None else [f"--id=GPU-{str(identity).removeprefix('GPU-')}"]
+    try:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            while process.poll() is None:
+                while_waiting()
+            values = process.communicate()[0].strip().split(", ")
+    except OSError:
+        return {}
+    return {} if process.returncode else dict(zip(fields.split(","), values, strict=False))
 
+
+def machine(device: str) -> Figures:
     gpu: Figures = {}
     if device != "cpu":
-        properties = torch.cuda.get_device_properties(device)
+        properties = torch.cuda.get_device_properties(0)
         gpu = {
             "name": properties.name,
             "capability": f"{properties.major}.{properties.minor}",
-            "multiprocessors": properties.multi_processor_count,
             "memory_bytes": properties.total_memory,
-            "driver": query("driver_version").get("driver_version"),
+            "driver": nvidia_smi("driver_version").get("driver_version"),
         }
-    built = hstree.build_info()
-    return {
-        "gpu": gpu,
-        "cuda": torch.version.cuda,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "hstree": built.version,
-        "architectures": built.cuda_arch_list,
-    }
-
-
-def _query_command(*fields: str) -> list[str]:
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-    uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)
-    return command if uuid is None else [*command, f"--id=GPU-{str(uuid).removeprefix('GPU-')}"]
-
-
-def query(*fields: str, while_waiting: Callable[[], object] = lambda: time.sleep(0.01)) -> Figures:
-    """The output of nvidia-smi for the device; empty if it does not run or does not know the
-    fields."""
-    try:
-        with subprocess.Popen(
-            _query_command(*fields), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        ) as process:
-            while process.poll() is None:
-                while_waiting()
-            assert process.stdout is not None
-            values = process.stdout.read().strip().splitlines()
-    except OSError:
-        return {}
-    if process.returncode or not values:
-        return {}
-    return dict(zip(fields, (value.strip() for value in values[0].split(",")), strict=False))
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    return {"gpu": gpu, "cuda": torch.version.cuda, **versions}
 
 
 def kernel_name(key: str) -> str:
@@ -661,135 +625,375 @@ def too_far(errors: Mapping[str, float], dtype: str) -> str | None:
     return None
 
 
-def measure(
-    entry: Entry,
-    setting: Setting,
-    device: str,
-    write: Callable[[Figures], None] = lambda figures: None,
-) -> Figures:
-    """Measure errors, seconds and peak memory of a contestant, and the speed of the machine.
-
-    Calls `write` with the results after each part. Their `outcome` is "unfinished" until the end,
-    with the current part in `doing`; then "measured", "missing", "wrong" or "failed", with
-    `detail`.
-    """
+def measure(contestant: Contestant, setting: Setting, device: str) -> Figures:
+    """Errors, seconds and peak memory of a contestant, and the speed of the machine. The outcome is
+    "measured", or with a ``detail`` "missing", "wrong" or "failed"."""
     figures: Figures = {
-        "title": entry.title,
+        "title": contestant.title,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M"),
-        "outcome": "unfinished",
+        "machine": machine(device),
     }
-
-    def doing(what: str) -> None:
-        figures["doing"] = what
-        write(figures)
-        print(f"{entry.title}: {what}", flush=True)
-
-    def free() -> None:
-        step.clear()
-        if device != "cpu":
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-
-    def keep_busy() -> None:
-        step.run()
-        torch.cuda.synchronize()
-
-    outcome, detail = "measured", ""
     try:
-        doing("building")
-        figures["machine"] = machine(device)
         reference = Reference(setting, device)
         figures["reference"] = [reference.measure()]
-        step = BUILDERS[entry.kind](setting, device, **entry.options)
+        step = BUILDERS[contestant.kind](setting, device, **contestant.options)
         figures["parameters"] = sum(leaf.numel() for leaf in step.leaves[1:])
         if step.compulsory is not None:
             figures["traffic"] = {"compulsory": step.compulsory}
-        doing("checking")
         value = step.loss()
         value.backward()
-        grad = step.leaves[0].grad
-        figures["errors"] = step.check(value.detach(), grad)
-        del value, grad
-        free()
-        detail = too_far(figures["errors"], setting.dtype) or ""
-        if detail:
-            outcome = "wrong"
-        else:
-            doing("measuring memory")
-            figures["peak_bytes"] = peak_extra_bytes(step.run, device)
-            doing("timing")
-            figures["seconds"] = timed(step, reference)
-            if device != "cpu":
-                figures["clocks"] = query(*CLOCKS, while_waiting=keep_busy)
-            free()
-            figures["reference"].append(reference.measure())
-            if device != "cpu":
-                doing("profiling")
-                figures["kernel_seconds"] = kernel_seconds(step.run, setting.rounds)
+        figures["errors"] = step.check(value.detach(), step.leaves[0].grad)
+        del value
+        if wrong := too_far(figures["errors"], setting.dtype):
+            return figures | {"outcome": "wrong", "detail": wrong}
+        step.clear()
+        figures["peak_bytes"] = peak_extra_bytes(step.run, device)
+        figures["seconds"] = timed(step, reference)
+        if device != "cpu":
+            figures["clocks"] = nvidia_smi(CLOCKS, lambda: (step.run(), torch.cuda.synchronize()))
+            figures["kernel_seconds"] = kernel_seconds(step.run, setting.rounds)
+        step.clear()
+        figures["reference"].append(reference.measure())
     except Missing as reason:
-        outcome, detail = "missing", str(reason)
-    except Exception as error:  # any error is a result for the file
-        outcome, detail = "failed", f"{figures['doing']}: {type(error).__name__}: {error}"
-    del figures["doing"]
-    figures["outcome"] = outcome
-    if detail:
-        figures["detail"] = detail[:1000]
-    write(figures)
-    return figures
+        return figures | {"outcome": "missing", "detail": str(reason)}
+    except Exception as error:  # any error is a result
+        return figures | {"outcome": "failed", "detail": f"{type(error).__name__}: {error}"[:1000]}
+    return figures | {"outcome": "measured"}
 
 
-def save(path: Path, content: str | bytes) -> None:
-    """Write a file at once: a killed process leaves the one that was there."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(part, path)
+# ---- all contestants
 
 
-def obstacle() -> str | None:
-    """Why this machine cannot measure, or None."""
-    if not torch.cuda.is_available():
-        return "benchmarks.gpu needs a CUDA GPU, but torch finds none"
-    import hstree
-
-    if hstree.build_info().cuda is None:
-        return "benchmarks.gpu needs a CUDA build of hstree, but this one is for the CPU only"
-    return None
+def lines(results: Mapping[str, Any]) -> str:
+    """A record as JSON, with a line for each entry."""
+    head = {name: value for name, value in results.items() if name != "entries"}
+    entries = ",\n".join(
+        f"  {json.dumps(k)}: {json.dumps(e)}" for k, e in results["entries"].items()
+    )
+    return f'{json.dumps(head)[:-1]},\n "entries": {{\n{entries}}}}}\n'
 
 
-def main(arguments: list[str] | None = None) -> int:
+def sources() -> str:
+    """Digest of what hstree is built from."""
+    found = hashlib.sha256()
+    files = (*ROOT.glob("csrc/**/*"), *ROOT.glob("hstree/**/*.py"))
+    for path in sorted(p for p in files if p.is_file() and p.name != "_build_info.py"):
+        found.update(f"{path.relative_to(ROOT)}".encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def of_process(setting: str, name: str, device: str, seconds: float, file: Path) -> Figures:
+    """The figures of a contestant, measured in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "--one", setting, name, str(file)]
+    begin, title = time.monotonic(), CONTESTANTS[name].title
+    file.unlink(missing_ok=True)
+    figures: Figures = {"title": title, "outcome": "timed out", "detail": f"after {seconds:.0f} s"}
+    try:
+        done = subprocess.run(
+            [*command, "--device", device], cwd=ROOT, timeout=seconds, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        )  # fmt: skip
+        last = "\n".join([f"exit status {done.returncode}", *done.stdout.splitlines()[-8:]])
+        figures |= {"outcome": "crashed", "detail": last}
+    except subprocess.TimeoutExpired:
+        pass
+    if file.exists():
+        figures = json.loads(file.read_text())
+        file.unlink()
+    return figures | {"seconds_taken": round(time.monotonic() - begin, 1)}
+
+
+def measure_all(options: argparse.Namespace) -> int:
+    """Measure what is missing in the folder, and write the page. Returns the exit status."""
+    deadline = time.monotonic() + 60 * options.minutes
+    options.out.mkdir(parents=True, exist_ok=True)
+    file, now, here = options.out / "results.json", sources(), machine(options.device)
+    about = {"name": "cpu", **here["gpu"], "torch": here["torch"], "cuda": here["cuda"]}
+    results: Figures = {"device": about, "calls": [], "entries": {}}
+    if file.exists():
+        results = json.loads(file.read_text())
+        if results["device"]["name"] != about["name"]:
+            there = results["device"]["name"]
+            raise SystemExit(f"--out: {file} is of {there}, this device is {about['name']}")
+    date = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M")
+    results["calls"].append({"date": date, "sources": now})
+    chosen = [
+        (setting, name)
+        for setting in options.settings
+        for name in CONTESTANTS
+        if any(fnmatch(name, pattern) for pattern in options.contestants)
+    ]
+    status, failed = 0, False
+    for setting, name in sorted(chosen, key=lambda one: not CONTESTANTS[one[1]].ours):
+        key, ours = f"benchmarks/{setting}/{name}", CONTESTANTS[name].ours
+        entry = results["entries"].get(key, {"outcome": "missing"})
+        if entry["outcome"] == "missing" or (ours and entry["sources"] != now):
+            left = deadline - time.monotonic()
+            if left < LIMIT:
+                status = 3
+                break
+            entry = of_process(setting, name, options.device, LIMIT, options.out / "one.json")
+            entry["sources"] = now
+            results["entries"][key] = entry
+            print(f"{key}: {entry['outcome']} {entry.get('detail', '')}", flush=True)
+            write_atomic(file, lines(results).encode())
+        failed |= ours and entry["outcome"] != "measured"
+    write_atomic(options.out / "report.md", page(results).encode())
+    return status or int(failed)
+
+
+# ---- the page
+
+
+TARGETS = (
+    "Targets of binary trees: time of a step / copy of its compulsory bytes at most 2, fastest "
+    "flat loss / this at least 20, extra memory at most 5% of that of F.linear + F.cross_entropy."
+)
+MOST_DRIFT = 0.05
+"""Processes whose reference copy or product differs by more than this are listed."""
+LEAST_SHARE = 0.02
+"""Kernels with less of a step's time are left out."""
+
+
+def spread(seconds: Sequence[float]) -> float:
+    """Half the interquartile range."""
+    if len(seconds) < 2:
+        return 0.0
+    low, _, high = quantiles(seconds, n=4, method="inclusive")
+    return (high - low) / 2
+
+
+def middle(entry: Entry, part: str = "both") -> float | None:
+    """Median seconds of a part of a step, or None."""
+    return median(entry["seconds"][part]) if entry.get("seconds") else None
+
+
+def moved(entry: Entry, part: str) -> int:
+    """Compulsory bytes of a part of a step."""
+    compulsory: Mapping[str, int] = entry["traffic"]["compulsory"]
+    return sum(compulsory.values()) if part == "both" else compulsory[part]
+
+
+def traffic_ratio(entry: Entry, part: str) -> float | None:
+    """Time of a part of a step, relative to a copy of its compulsory bytes in the same process."""
+    seconds = middle(entry, part)
+    if seconds is None or "traffic" not in entry:
+        return None
+    copied = median(r["copy_bytes_per_second"] for r in entry["reference"])
+    return seconds * copied / moved(entry, part)
+
+
+def of_setting(results: Mapping[str, Any], setting: str) -> dict[str, Entry]:
+    """Entries of the contestants of a setting, in the order of the record."""
+    start = f"benchmarks/{setting}/"
+    found = results["entries"].items()
+    return {key.removeprefix(start): entry for key, entry in found if key.startswith(start)}
+
+
+def fastest_flat(there: Mapping[str, Entry]) -> float | None:
+    """Median seconds of the fastest flat loss."""
+    flat = (middle(entry) for name, entry in there.items() if name in FLAT)
+    return min((seconds for seconds in flat if seconds is not None), default=None)
+
+
+def ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def _stages(entries: Mapping[str, Entry]) -> str:
+    """What else is in the record: tests and runs of compute-sanitizer."""
+
+    def counts(entry: Entry) -> str:
+        counted = ", ".join(f"{count} {what}" for what, count in entry.get("counts", {}).items())
+        return "; ".join(filter(None, (counted, entry.get("detail"))))
+
+    rows = [one for one in entries.items() if not one[0].startswith("benchmarks/")]
+    columns: list[Column] = [
+        ("stage", lambda row: row[0]),
+        ("outcome", lambda row: row[1]["outcome"]),
+        ("", lambda row: counts(row[1])),
+        ("seconds", lambda row: row[1]["seconds_taken"], decimals(0)),
+    ]
+    return markdown([table("Stages", rows, columns)]) if rows else ""
+
+
+def _times(there: Mapping[str, Entry]) -> Table:
+    eager, fastest = middle(there.get(EAGER, {})), fastest_flat(there)
+
+    def title(entry: Entry) -> str:
+        detail = entry.get("detail", "").partition("\n")[0]
+        failed = "" if entry["outcome"] == "measured" else f": {entry['outcome']}, {detail}"
+        return entry["title"] + failed
+
+    def cell(seconds: Sequence[float]) -> str:
+        return f"{1000 * median(seconds):,.3f} ± {1000 * spread(seconds):.3f}" if seconds else ""
+
+    columns: list[Column] = [("", title)]
+    for part in ("forward", "backward", "both"):
+        get = partial(lambda part, entry: entry.get("seconds", {}).get(part), part)
+        columns.append((f"{part}, ms", get, cell))
+    columns += [
+        (
+            "extra memory, MiB",
+            lambda entry: entry.get("peak_bytes"),
+            lambda peak: "" if peak is None else f"{peak / 2**20:,.0f}",
+        ),
+        ("eager / this", lambda entry: ratio(eager, middle(entry)), decimals(2)),
+        ("fastest flat loss / this", lambda entry: ratio(fastest, middle(entry)), decimals(2)),
+    ]
+    return table("Steps", there.values(), columns)
+
+
+def _traffic(there: Mapping[str, Entry]) -> Table:
+    rows = [
+        (entry, part)
+        for entry in there.values()
+        if "traffic" in entry
+        for part in entry.get("seconds", ())
+    ]
+    return table(
+        "Compulsory bytes",
+        rows,
+        [
+            ("", lambda row: row[0]["title"]),
+            ("part", lambda row: row[1]),
+            ("ms", lambda row: 1000 * middle(*row), decimals(3)),
+            ("MiB", lambda row: moved(*row) / 2**20, decimals(0)),
+            ("GB/s of these", lambda row: moved(*row) / middle(*row) / 1e9, decimals(0)),
+            ("time / copy of these", lambda row: traffic_ratio(*row), decimals(2)),
+        ],
+    )
+
+
+def _kernels(there: Mapping[str, Entry]) -> Table:
+    rows = []
+    for entry in there.values():
+        kernels = entry.get("kernel_seconds", {})
+        if any(name.endswith("_kernel") for name in kernels):
+            least = LEAST_SHARE * sum(kernels.values())
+            shown = sorted(kernels.items(), key=lambda item: -item[1])
+            rows += [(entry, name, seconds) for name, seconds in shown if seconds >= least]
+    return table(
+        f"Kernels with at least {LEAST_SHARE:.0%} of a step",
+        rows,
+        [
+            ("", lambda row: row[0]["title"]),
+            ("kernel", lambda row: row[1]),
+            ("ms of a step", lambda row: 1000 * row[2], decimals(3)),
+        ],
+    )
+
+
+def _range(values: Sequence[str]) -> str:
+    """The range of the numbers, or all different texts."""
+    try:
+        numbers = sorted(float(value) for value in values)
+    except ValueError:
+        return ", ".join(sorted(set(values)))
+    return f"{numbers[0]:g} to {numbers[-1]:g}" if numbers[0] < numbers[-1] else f"{numbers[0]:g}"
+
+
+def _machine(there: Mapping[str, Entry]) -> Iterator[str]:
+    """How much the speed of the machine differed between processes."""
+    measured = {n: e for n, e in there.items() if len(e.get("reference", ())) == 2}
+    if not measured:
+        return
+    for figure, unit, what in (
+        ("copy_bytes_per_second", 1e9, "GB/s of a copy"),
+        ("product_flops", 1e12, "TFLOP/s of a matrix product"),
+    ):
+        of = {name: [r[figure] for r in entry["reference"]] for name, entry in measured.items()}
+        values = [value for own in of.values() for value in own]
+        usual = median(values)
+        far = [n for n, own in of.items() if any(abs(v / usual - 1) > MOST_DRIFT for v in own)]
+        yield (
+            f"{what}, before and after each contestant: median {usual / unit:,.1f}, from "
+            f"{min(values) / unit:,.1f} to {max(values) / unit:,.1f}"
+            + (f"; more than {MOST_DRIFT:.0%} off: {', '.join(far)}" if far else "")
+            + "."
+        )
+    clocks = [e["clocks"] for e in measured.values() if e.get("clocks")]
+    for name in clocks[0] if clocks else ():
+        yield f"{name} while the contestants ran: {_range([c[name] for c in clocks])}."
+    sources = sorted({e["sources"] for e in measured.values()})
+    if len(sources) > 1:
+        yield f"Sources of hstree differ between contestants: {', '.join(sources)}."
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """The whole report as Markdown."""
+    entries, device = results["entries"], results["device"]
+    dates = sorted({call["date"][:10] for call in results["calls"]})
+    gpus = [e["machine"]["gpu"] for e in entries.values() if e.get("machine", {}).get("gpu")]
+    drivers = sorted({gpu.get("driver") or "unknown" for gpu in gpus}) or ["unknown"]
+    parts = [
+        f"# hstree on {device['name']}",
+        f"torch {device['torch']}, CUDA {device['cuda']}, driver {', '.join(drivers)}, "
+        f"{', '.join(dates)}.",
+        TARGETS,
+        _stages(entries),
+    ]
+    for name, setting in SETTINGS.items():
+        there = of_setting(results, name)
+        if not there:
+            continue
+        shown = [_times(there), _traffic(there), _kernels(there)]
+        parts += [
+            f"## {name}",
+            f"{setting}; binary trees T = {setting.trees}, wide heads T = {setting.wide_trees}, "
+            f"C = {setting.root}; {setting.rounds} rounds, median ± half the interquartile "
+            "range; extra memory includes the gradients.",
+            markdown([one for one in shown if one.rows], _machine(there)),
+        ]
+    if text := entries.get("decoding", {}).get("table"):
+        parts += ["## Decoding", text]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu",
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("setting", nargs="?", choices=list(SETTINGS))
-    parser.add_argument("contestant", nargs="?", choices=list(CONTESTANTS))
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file to write")
-    parser.add_argument("--list", action="store_true", help="print settings and contestants")
+    add = parser.add_argument
+    add("--out", type=Path, metavar="DIR", help="folder of the results")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes only")
+    add("--minutes", type=float, default=float("inf"), help="stop after this many minutes")
+    add("--settings", nargs="+", choices=SETTINGS, help="default: all; tiny on a CPU")
+    add("--contestants", nargs="+", default=["*"], metavar="NAME", help="names, or patterns with *")
+    add("--list", action="store_true", help="print settings and contestants")
+    add("--page", type=Path, metavar="FILE", help="print the page of a record")
+    add("--one", nargs=3, metavar=("SETTING", "CONTESTANT", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.settings is None:
+        options.settings = [
+            name for name in SETTINGS if (name == TINY) == (options.device == "cpu")
+        ]
     if options.list:
         print("\n".join(f"{name}: {setting}" for name, setting in SETTINGS.items()))
         print("\n".join(f"    {name}: {entry.title}" for name, entry in CONTESTANTS.items()))
         return 0
-    if options.contestant is None or options.out is None:
-        parser.error("expected SETTING CONTESTANT --out FILE, or --list")
-    if options.device == "cpu":
+    if options.page is not None:
+        print(page(json.loads(options.page.read_text())), end="")
+        return 0
+    if options.device == "cuda":
+        if not torch.cuda.is_available():
+            print("benchmarks.gpu needs a CUDA GPU, but torch finds none", file=sys.stderr)
+            return 2
+        if hstree.build_info().cuda is None:
+            print("benchmarks.gpu needs a CUDA build of hstree", file=sys.stderr)
+            return 2
+    else:
         torch.set_num_threads(1)
-    reason = obstacle() if options.device == "cuda" else None
-    if reason is not None:
-        print(reason, file=sys.stderr)
-        return 2
-
-    entry = CONTESTANTS[options.contestant]
-    figures = measure(
-        entry,
-        SETTINGS[options.setting],
-        options.device,
-        lambda figures: save(options.out, json.dumps(figures, indent=1) + "\n"),
-    )
-    print(f"{entry.title}: {figures['outcome']} {figures.get('detail', '')}")
-    return 0
+    if options.one is not None:
+        setting, name, file = options.one
+        figures = measure(CONTESTANTS[name], SETTINGS[setting], options.device)
+        write_atomic(Path(file), json.dumps(figures).encode())
+        return 0
+    if options.out is None:
+        parser.error("expected --out DIR, --page FILE or --list")
+    return measure_all(options)
 
 
 if __name__ == "__main__":
