@@ -92,8 +92,7 @@ def trained(states: States, head: str, factor: float) -> float:
     torch.manual_seed(0)
     counts = states.target.bincount(minlength=CLASSES)
     made = HEADS[head](states.hidden.shape[1], counts)
-    made.learning_rate_factor = factor
-    optimizer = AdamW(made.parameter_groups(RATE))
+    optimizer = AdamW(made.parameter_groups(RATE, factor=factor))
     hidden, target = states.hidden[HELD_OUT:], states.target[HELD_OUT:]
     for x, y in zip(hidden.split(ROWS), target.split(ROWS), strict=True):
         optimizer.zero_grad()

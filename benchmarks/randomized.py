@@ -152,15 +152,12 @@ def first_words(data: Path) -> Corpus:
 def build_head(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> Head:
     """The output layer of a run."""
     classes, statistics = len(corpus.vocabulary), corpus.statistics()
-    options: dict[str, Any] = {"learning_rate_factor": settings[FACTOR]}
     frequencies = statistics.frequencies
     if settings["head"] == "softmax":
-        return Softmax(FEATURES, classes, frequencies=frequencies, **options)
+        return Softmax(FEATURES, classes, frequencies=frequencies)
     if settings["head"] == "mos":
         components = settings["components"]
-        return MixtureOfSoftmaxes(
-            FEATURES, classes, components=components, frequencies=frequencies, **options
-        )
+        return MixtureOfSoftmaxes(FEATURES, classes, components=components, frequencies=frequencies)
     n_trees, recipe = settings["n_trees"], settings["recipe"]
     vectors = [statistics.vectors(n_features=32)] if recipe == "cluster" else None
     noise = {"noise": 0.3} if recipe == "cluster" and n_trees > 1 else {}
@@ -168,7 +165,7 @@ def build_head(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> Head:
     forest = settings["head"] == "forest"
     shape = {"root": CLUSTERS, "levels": 2} if forest else {}
     trees = build_ensemble(recipe, classes, different, frequencies, vectors, seed, **noise, **shape)
-    options |= {"gate": settings["gate"], "frequencies": frequencies, "seed": seed}
+    options = {"gate": settings["gate"], "frequencies": frequencies, "seed": seed}
     trees *= n_trees // different
     if forest:
         head = ForestSoftmax(FEATURES, classes, trees=trees, **options)

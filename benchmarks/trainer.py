@@ -55,9 +55,8 @@ def _bare_steps(config: TrainConfig, corpus: Corpus, model: LanguageModel) -> It
     text = torch.from_numpy(corpus.train.astype(np.int64))
     text = text[: len(text) // COLUMNS * COLUMNS].view(COLUMNS, -1).t().contiguous()
     backbone = [{"params": list(model.backbone.parameters())}]
-    optimizer = AdamW(
-        [*backbone, *model.head.parameter_groups(lr=config.learning_rate)], lr=config.learning_rate
-    )
+    rate, factor = config.learning_rate, config.head_learning_rate_factor
+    optimizer = AdamW([*backbone, *model.head.parameter_groups(rate, factor=factor)], lr=rate)
     while True:
         state = None
         for begin in range(0, len(text) - config.bptt, config.bptt):

@@ -29,10 +29,10 @@ VALID_TARGETS = ((107.9, 2.3e6), (105.0, 3.0e6))
 INTRODUCTION = """\
 One LSTM layer, five epochs, one protocol for every head; **not converged**. The learning rate of
 the head (of the whole model for tied heads) was chosen for each head by the validation perplexity
-of the first seed; further seeds follow with the chosen one. Re-learned trees and other shapes take
-over the rate of four trees with C = 256. ± is the standard deviation over seeds. *Rows scored* are
-the vectors that a training step multiplies with a context, mean over the training text. *Head step*
-is a forward and backward pass of the untrained head alone over 700 contexts, as a share of that of
+of the first seed; further seeds follow with the chosen one. Other shapes of trees take over the
+rate of four trees with C = 256. ± is the standard deviation over seeds. *Rows scored* are the
+vectors that a training step multiplies with a context, mean over the training text. *Head step* is
+a forward and backward pass of the untrained head alone over 700 contexts, as a share of that of
 `F.linear` + `F.cross_entropy` in the same process. With all classes in the last tenth of the steps,
 both are those of the others.
 """
@@ -46,10 +46,9 @@ FAMILIES: dict[str, Family] = {
     "mixture of softmaxes": lambda c: c.settings["head"] == "mos",
     "forest of softmaxes": lambda c: c.settings["head"] == "forest",
     "trees, vectors of their own": lambda c: _trees(c) and not _shared(c),
-    "trees, shared leaves": lambda c: _shared(c) and not _relearned(c),
-    "trees, shared leaves, re-learned": lambda c: _shared(c) and _relearned(c),
+    "trees, shared leaves": lambda c: _shared(c),
 }
-MARKERS = "sDvXp^oP"
+MARKERS = "sDvXp^o"
 
 
 def _trees(contender: Contender) -> bool:
@@ -63,10 +62,6 @@ def _shared(contender: Contender) -> bool:
 def is_full(contender: Contender) -> bool:
     """Whether its runs have the epochs of the page's first table."""
     return "epochs" not in contender.final
-
-
-def _relearned(contender: Contender) -> bool:
-    return bool(contender.final.get("relearn_trees"))
 
 
 def _tied(contender: Contender) -> bool:
@@ -95,7 +90,7 @@ def report(contenders: Sequence[Contender], records: Records) -> Report:
         tables.append(table(title, timed, columns))
         notes.append(
             "steps were timed in turns in one process and those of heads alone one after another, "
-            f"medians; re-learning the trees is not part of a step; {made_on([times])}"
+            f"medians; {made_on([times])}"
         )
         pictures["time"] = _time_picture(timed)
     tables += [*_shapes(shapes), _targets(full), *_bands(drawn), sweep_table(contenders, records)]

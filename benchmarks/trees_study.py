@@ -72,29 +72,20 @@ def _leaves(
     n_trees: int,
     root: int,
     *,
-    relearn: tuple[int, ...] = (),
     tied: bool = False,
     like: str | None = None,
     short: bool = False,
     **more: Any,
 ) -> Contender:
-    epochs = f"epoch{'s' * (len(relearn) > 1)} {' and '.join(map(str, relearn))}"
-    name = [
-        f"leaves-{n_trees}x{root}",
-        "-".join(["relearn", *map(str, relearn)] if relearn else []),
-        "tied" * tied,
-    ]
     trees = "one tree" if n_trees == 1 else f"{n_trees} trees"
-    title = [f"{trees}, C = {root:,}, shared leaves", f"re-learned before {epochs}"]
-    title = [title[0], title[1] if relearn else "", "tied" if tied else ""]
     swept = {RATE: RATES} if tied else {}
     return Contender(
-        "-".join(filter(None, name)) + "-2-epochs" * short,
-        ", ".join(filter(None, title)),
+        f"leaves-{n_trees}x{root}" + "-tied" * tied + "-2-epochs" * short,
+        f"{trees}, C = {root:,}, shared leaves" + ", tied" * tied,
         COMMON | leaves(n_trees, root, tied),
         {} if like else swept | {FACTOR: TREE_FACTORS},
         like,
-        (SHORT if short else {}) | ({"relearn_trees": relearn} if relearn else {}),
+        SHORT if short else {},
         **more,
     )
 
@@ -136,10 +127,7 @@ def _all() -> Iterator[Contender]:
     like = "leaves-4x256"
     yield _other("softmax", "softmax", head="softmax")
     yield _leaves(4, 256)
-    yield _leaves(4, 256, relearn=(2,), like=like)
-    yield _leaves(4, 256, relearn=(2, 3), like=like, seeds=1)
     yield _leaves(4, 1024, like=like, seeds=1)
-    yield _leaves(4, 1024, relearn=(2,), like=like)
     three = _leaves(4, 256, like=like, seeds=1)
     yield replace(
         three,

@@ -49,7 +49,7 @@ def main() -> None:
     windows = train.unfold(0, CONTEXT + 1, 1)
     print(f"{len(train):,} words of training text, {n_classes:,} classes, {steps} steps")
 
-    def fit(name: str, head: nn.Module) -> nn.Module:
+    def fit(name: str, head: nn.Module) -> None:
         torch.manual_seed(0)
         network = nn.Sequential(
             nn.Embedding(n_classes, 50),
@@ -67,18 +67,12 @@ def main() -> None:
         milliseconds = 1000 * (time.perf_counter() - begin) / steps
         print(f"{name:<42} {milliseconds:6.1f} ms a step, ", end="")
         print(f"validation perplexity {perplexity(network, head, valid):.1f}")
-        return network
 
-    softmax = nn.Linear(FEATURES, n_classes)
-    network = fit("softmax: nn.Linear and F.cross_entropy", softmax)
+    fit("softmax: nn.Linear and F.cross_entropy", nn.Linear(FEATURES, n_classes))
     fit(
         "trees: TreeEnsemble.from_tokens",
         hstree.TreeEnsemble.from_tokens(FEATURES, n_classes, train, sparse=True),
     )
-
-    converted = hstree.TreeEnsemble.from_linear(softmax, frequencies=train.bincount())
-    print("the trained softmax as trees, without training: validation perplexity ", end="")
-    print(f"{perplexity(network, converted, valid):.1f}")
 
 
 if __name__ == "__main__":

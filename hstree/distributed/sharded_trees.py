@@ -237,18 +237,6 @@ class ShardedTreeEnsemble(TreeEnsemble):
         mixture = _log_sum_exp(own, self.mesh)
         return mask_candidates(mixture, candidates, self.n_classes)
 
-    def replace_trees(self, *arguments: Any, **options: Any) -> NoReturn:
-        raise self._refusal("replace_trees")
-
-    def relearn(self, *arguments: Any, **options: Any) -> NoReturn:
-        raise self._refusal("relearn")
-
-    def fit_nodes(self, *arguments: Any, **options: Any) -> NoReturn:
-        raise self._refusal("fit_nodes")
-
-    def resized(self, *arguments: Any, **options: Any) -> NoReturn:
-        raise self._refusal("resized")
-
     def config(self) -> NoReturn:
         raise self._refusal("save")
 

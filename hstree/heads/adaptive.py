@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from hstree._checks import check_int, check_number, check_order, check_sequence
 from hstree._numerics import at_least_float32, input_dtype, is_transformed, no_autocast
 from hstree.heads.base import Head
-from hstree.heads.resizing import ClassChange
 from hstree.heads.tables import Tables, saved_tables
 from hstree.heads.tying import HasWeight
 
@@ -97,47 +95,6 @@ class AdaptiveSoftmax(Tables, Head):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self.adaptive.reset_parameters()
-
-    def resize_classes(self, change: ClassChange) -> None:
-        """New classes come last in the order, in the last cluster. Clusters without classes end,
-        from the last one on."""
-        if change.frequencies is not None:
-            raise ValueError(
-                "frequencies: expected None for an adaptive softmax, which has no biases"
-            )
-        kept = self.order < change.new
-        ends = [0, *(int(kept[:end].sum()) for end in self.cutoffs), int(kept.sum())]
-        sizes = [end - begin for begin, end in pairwise(ends)]
-        last = 1 + max(i for i, size in enumerate(sizes) if size)
-        if last < 2 or not all(sizes[:last]) or change.new < 3:
-            raise ValueError(
-                "num_classes: expected at least 3 classes, some in the first cluster and in those "
-                f"up to the last one that has any, got {change.new}, of which the clusters have "
-                f"{sizes}"
-            )
-        added = torch.arange(change.kept, change.new, device=kept.device)
-        self.register_table("order", torch.cat([self.order[kept], added]))
-        old, begin = self.adaptive, self.cutoffs[0]
-        self.cutoffs = ends[1:last]
-        with torch.device("meta"):
-            new = nn.AdaptiveLogSoftmaxWithLoss(
-                self.in_features, change.new, self.cutoffs, self.div_value
-            )
-        head: Any = old.head.weight
-        # The first cluster has a row for each class, and then one for each further cluster.
-        rows = torch.cat([head[:begin][kept[:begin]], head[begin:][: len(new.tail)]])
-        new.head.weight = change.parameter(rows, head)
-        tails: Any = zip(new.tail, old.tail, strict=False)
-        for i, (cluster, before) in enumerate(tails):
-            end = old.cutoffs[i + 1]
-            cluster[0], weight = before[0], before[1].weight
-            rows = weight[kept[begin:end]]
-            if i == len(new.tail) - 1:
-                more = ClassChange(len(rows), len(rows) + change.added, None, None)
-                rows = more.rows(rows)
-            cluster[1].weight = change.parameter(rows, weight)
-            begin = end
-        self.adaptive = new.train(old.training)
 
     @property
     def rank(self) -> Tensor:

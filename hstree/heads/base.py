@@ -46,11 +46,9 @@ from hstree.heads.losses import (
     tempered,
 )
 from hstree.heads.options import name_options, unknown_option
-from hstree.heads.resizing import ClassChange, copy_shared_tensors, copy_with_shared_tensors
 from hstree.heads.sharding import is_distributed_hook, register_forward_methods
 from hstree.heads.tables import Tables, fill
 from hstree.heads.tying import HasWeight, TyingError, tied_names
-from hstree.heads.watch import LossWatch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -116,8 +114,6 @@ class Head(nn.Module, ABC):
         reduction: ``"mean"`` over the rows that are not ignored (NaN if there are none, as in
             :func:`torch.nn.functional.cross_entropy`), ``"sum"`` or ``"none"``. With class weights
             the mean is weighted: it divides by the sum of the targets' weights.
-        learning_rate_factor: factor on the model's learning rate for the head's own parameters;
-            None: by the size of the hidden vectors, see :meth:`parameter_groups`.
         class_weight: class weights, c [V], at least 0; None: all 1. A buffer, saved with the head.
         label_smoothing: label smoothing, epsilon in [0, 1). Heads whose scores are W e + b
             (softmax, moc) compute the mean over the classes without logits. Other heads, trees
@@ -180,7 +176,6 @@ class Head(nn.Module, ABC):
         *,
         ignore_index: int = -100,
         reduction: str = "mean",
-        learning_rate_factor: float | None = None,
         class_weight: Any = None,
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
@@ -195,9 +190,6 @@ class Head(nn.Module, ABC):
         self.n_classes = check_int("n_classes", n_classes)
         self.ignore_index = check_ignore_index(ignore_index)
         self.reduction = check_choice("reduction", reduction, REDUCTIONS)
-        if learning_rate_factor is not None:
-            check_number("learning_rate_factor", learning_rate_factor, positive=True)
-        self.learning_rate_factor = learning_rate_factor
         self.register_constant("class_weight", check_class_weight(class_weight, self.n_classes))
         self.label_smoothing = check_probability("label_smoothing", label_smoothing)
         self.z_loss = check_nonnegative("z_loss", z_loss)
@@ -209,7 +201,6 @@ class Head(nn.Module, ABC):
         self.frequencies = None
         if frequencies is not None:
             self.frequencies = smoothed_frequencies(frequencies, self.n_classes)
-        self._watch = LossWatch()
 
     if TYPE_CHECKING:
 
@@ -234,8 +225,6 @@ class Head(nn.Module, ABC):
             )
         encoded = self._encoded(without_ignored(hidden, target == -1))
         output, loss = self.target_loss(encoded, target.reshape(-1))
-        if self.training and output.requires_grad:
-            self._watch(type(self).__name__, self.frequencies, output, target.reshape(-1))
         loss = loss.view(target.shape) if self.reduction == "none" else loss
         return HeadOutput(output.view(target.shape), loss)
 
@@ -695,8 +684,8 @@ class Head(nn.Module, ABC):
         lr: float,
         weight_decay: float = 0.01,
         *,
+        factor: float | None = None,
         hidden: Tensor | None = None,
-        decay_biases: bool = False,
     ) -> list[dict[str, Any]]:
         r"""Parameter groups for the optimizers of torch and :class:`hstree.optim.AdamW`.
 
@@ -704,25 +693,22 @@ class Head(nn.Module, ABC):
         omitted, and so is a tied embedding, which belongs to the model.
 
         Args:
-            lr: learning rate of the model. The head's learning rate is ``learning_rate_factor``
-                times that, except for the slopes of a PLIF: its ``slope_learning_rate``. Without
-                a ``learning_rate_factor`` the factor is :math:`\min(8, 90 / \lVert h \rVert)`,
-                since a step of Adam moves a score in proportion to the features.
+            lr: learning rate of the model. That of the head is ``factor`` times this, except for
+                the slopes of a PLIF: its ``slope_learning_rate``.
             weight_decay: weight decay of the weights; 0 for SGD and Adagrad with row-sparse
                 gradients.
+            factor: positive; None: :math:`\min(8, 90 / \lVert h \rVert)`, since a step of Adam
+                moves a score in proportion to the features.
             hidden: hidden vectors of a batch [..., D], whose mean norm is measured; None: a root
-                mean square of 1 is assumed, :math:`\lVert h \rVert = \sqrt{D}`. Not read by a
-                head with a ``learning_rate_factor``.
-            decay_biases: whether biases decay too, as in the training of published perplexities.
-                The parameters of a function of the logits do not, except for the slopes of a PLIF
-                with ``slope_decay``.
+                mean square of 1 is assumed, :math:`\lVert h \rVert = \sqrt{D}`. Not read with a
+                ``factor``.
 
         Returns:
             Dicts of ``params``, ``lr`` and ``weight_decay``.
 
         Raises:
-            ValueError: if ``lr`` is not positive and finite, ``weight_decay`` is negative, or
-                ``hidden`` has another number of features or is zero or not finite.
+            ValueError: if ``lr`` or ``factor`` is not positive and finite, ``weight_decay`` is
+                negative, or ``hidden`` has another number of features or is zero or not finite.
 
         Example:
             >>> import torch, hstree
@@ -732,27 +718,28 @@ class Head(nn.Module, ABC):
             >>> [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
             [(0.001, 0.01), (0.008, 0.01), (0.008, 0.0)]
         """
-        lr = check_number("lr", lr, positive=True) * self._learning_rate_factor(hidden)
+        lr = check_number("lr", lr, positive=True)
+        if factor is None:
+            lr *= min(LARGEST_FACTOR, FACTOR_TIMES_NORM / self._mean_norm(hidden))
+        else:
+            lr *= check_number("factor", factor, positive=True)
         weight_decay = check_nonnegative("weight_decay", weight_decay)
         apart = {id(parameter) for parameter in self._apart()}
         groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in self.named_parameters():
             if parameter.requires_grad and id(parameter) not in apart:
                 is_weight = parameter.dim() > 1 and not name.endswith("bias")
-                decay = weight_decay if is_weight or decay_biases else 0.0
+                decay = weight_decay if is_weight else 0.0
                 groups.setdefault(decay, []).append(parameter)
         own = [{"params": p, "lr": lr, "weight_decay": decay} for decay, p in groups.items()]
         return own + self._groups_apart(lr)
 
-    def _learning_rate_factor(self, hidden: Tensor | None) -> float:
-        norm = math.sqrt(self.in_features)
-        if hidden is not None:
-            self._check_hidden(hidden)
-            norm = hidden.detach().float().norm(dim=-1).mean().item()
-            check_number("hidden: mean norm", norm, positive=True)
-        if self.learning_rate_factor is not None:
-            return self.learning_rate_factor
-        return min(LARGEST_FACTOR, FACTOR_TIMES_NORM / norm)
+    def _mean_norm(self, hidden: Tensor | None) -> float:
+        if hidden is None:
+            return math.sqrt(self.in_features)
+        self._check_hidden(hidden)
+        norm = hidden.detach().float().norm(dim=-1).mean().item()
+        return check_number("hidden: mean norm", norm, positive=True)
 
     def _groups_apart(self, lr: float) -> list[dict[str, Any]]:
         """Groups of parameters that are not in the head's own; ``lr``: its learning rate."""
@@ -793,7 +780,6 @@ class Head(nn.Module, ABC):
         for name, value in self._constants.items():
             fill(self.get_buffer(name), value)
 
-    @torch.no_grad()
     def resized(
         self,
         num_classes: int,
@@ -801,68 +787,16 @@ class Head(nn.Module, ABC):
         frequencies: npt.ArrayLike | None = None,
         embedding: HasWeight | None = None,
     ) -> Self:
-        """A new head with more or fewer classes, which starts from what this one has learned.
-
-        It has the kind, options, dtype, device and mode of this head, and trains the same
-        parameters. Classes 0 to min(V, num_classes) - 1 keep their rows and biases. Optimizers
-        need the parameters of the new head. No random numbers are drawn.
-
-        New classes get the mean row of the old ones, and the mean of their biases. So does
-        ``class_weight``. The probabilities of the other classes are renormalized: as a whole, in
-        each component of a mixture, or in each cluster or node. :doc:`/heads` says what is exact.
-
-        Args:
-            num_classes: number of classes of the new head.
-            frequencies: class counts [num_classes], of old and new classes: where vectors are zero,
-                new classes start with their share; None: with the geometric mean of the old ones.
-                Later they are the frequencies of the new head, for :meth:`reset_parameters` and for
-                negatives. Heads without biases do not read them.
-            embedding: for a tied head, the module whose weight [num_classes, D] the new head is
-                tied to. None: it is not tied, and gets a copy of the rows.
+        """A new head with more or fewer classes, of heads that have a row for each class: see
+        :meth:`hstree.heads.FlatHead.resized`.
 
         Raises:
-            ValueError: for an argument out of range; for parameters on the meta device, sharded, or
-                computed from others; if ``ignore_index`` would become a class; for an adaptive
-                softmax with ``frequencies``, or whose clusters would become empty.
-
-        Example:
-            >>> import torch, hstree
-            >>> head, hidden = hstree.Softmax(8, 100), torch.randn(5, 8)
-            >>> more = head.resized(103)
-            >>> more.n_classes, bool((more.weight[:100] == head.weight).all())
-            (103, True)
-            >>> of_old = more.log_prob(hidden)[:, :100].log_softmax(-1)
-            >>> torch.allclose(of_old, head.log_prob(hidden), atol=1e-5)
-            True
+            NotImplementedError: for any other head.
         """
-        num_classes = check_int("num_classes", num_classes)
-        if self.n_classes <= self.ignore_index < num_classes:
-            raise ValueError(
-                f"num_classes: expected at most {self.ignore_index}, the ignore_index of the head, "
-                f"which would become a class, got {num_classes}"
-            )
-        if embedding is not None and not getattr(self, "tied", False):
-            raise ValueError("embedding: expected None, since the head is not tied")
-        made = copy_with_shared_tensors(self)
-        if frequencies is not None:
-            frequencies = smoothed_frequencies(frequencies, num_classes)
-        change = ClassChange(self.n_classes, num_classes, frequencies, embedding)
-        made.frequencies, made._watch = change.counts(self.frequencies), LossWatch()
-        made.resize_classes(change)
-        made.n_classes = num_classes
-        if made.class_weight is not None:
-            weight = change.rows(made.class_weight)
-            made.register_constant("class_weight", weight)
-            made.class_weight = weight  # on the device of the head
-        copy_shared_tensors(made, self, None if embedding is None else embedding.weight)
-        return made
-
-    def resize_classes(self, change: ClassChange) -> None:
-        """Give this head, a copy that :meth:`resized` made, parameters and tables for the other
-        classes. Its tensors are those of the original: they are replaced, not changed."""
         raise NotImplementedError(
-            f"resized: {type(self).__name__} does not say what its classes are; implement "
-            "resize_classes"
+            f"resized: {type(self).__name__} has no form for another number of classes; build a "
+            "new head over the new classes and copy the parameters that stay, or use a head that "
+            "has a row for each class, such as hstree.Softmax or hstree.ForestSoftmax"
         )
 
     def config(self) -> dict[str, Any]:
@@ -873,7 +807,6 @@ class Head(nn.Module, ABC):
             "n_classes": self.n_classes,
             "ignore_index": self.ignore_index,
             "reduction": self.reduction,
-            "learning_rate_factor": self.learning_rate_factor,
         }
         return config | self._set_options()
 

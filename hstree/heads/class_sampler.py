@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hstree._checks import check_bool, check_choice, check_int, check_nonnegative
 from hstree._numerics import is_transformed
 from hstree.heads.flat import FlatHead, Step
-from hstree.heads.resizing import ClassChange
+from hstree.heads.resizing import resized_rows
 from hstree.heads.tables import Tables, check_entries
 from hstree.heads.tying import HasWeight
 from hstree.ops._row_sparse import with_rows
@@ -186,21 +186,15 @@ class ClassSampler(Tables, FlatHead):
             total = self.share.sum(0, keepdim=True)
             check_entries("share.sum()", total, (total - 1).abs() < 1e-6, "1")
 
-    def resize_classes(self, change: ClassChange) -> None:
-        super().resize_classes(change)
+    def resize_tables(self, old: int, counts: npt.NDArray[np.float64] | None) -> None:
         if self.negatives is None:
             return
-        cumulative = self.cumulative.cpu().double()
-        width = change.rows(cumulative.diff(prepend=cumulative.new_zeros(1))).numpy()
-        if change.frequencies is not None:
-            self.n_classes = change.new
-            width = self._mass()
-        self.register_table("cumulative", _cumulative(width))
+        upper = self.cumulative.cpu().double()
+        width = resized_rows(upper.diff(prepend=upper.new_zeros(1)), self.n_classes).numpy()
+        self.register_table("cumulative", _cumulative(width if counts is None else self._mass()))
         if self.in_batch:
-            counts = change.frequencies
-            if counts is None:
-                counts = change.rows(self.share.cpu()).numpy()
-            self.register_table("share", _share(counts))
+            share = resized_rows(self.share.cpu(), self.n_classes).numpy()
+            self.register_table("share", _share(share if counts is None else counts))
 
     def sparse_parameters(self) -> list[nn.Parameter]:
         parameters = self.weight, self.bias

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from hstree._numerics import at_least_float32, linear_scores, no_autocast, sum_d
 from hstree.heads import functions
 from hstree.heads.base import Head
 from hstree.heads.functions import Function
-from hstree.heads.resizing import ClassChange
+from hstree.heads.resizing import resized_head
 from hstree.heads.tables import adopt_tables, fill
 from hstree.heads.tying import HasWeight, weight_to_tie
 from hstree.ops import LogitFunction, mixture_log_prob
@@ -72,6 +73,9 @@ class FlatHead(Head):
     """
 
     has_normalizer = True
+    resizable: ClassVar[bool] = True
+    """Whether a class has nothing but its row, its bias and entries of tables."""
+
     for_subclasses: ClassVar[tuple[str, ...]] = ("function", "weight_features")
     """Options that the constructor of a subclass sets, so that they are no options of it."""
 
@@ -253,24 +257,56 @@ class FlatHead(Head):
         function: LogitFunction = self.function(logits.dtype, logits.device)
         return log_softmax(function(logits))
 
-    def resize_classes(self, change: ClassChange) -> None:
-        weight, bias = self._parameters["weight"], self.bias
-        assert weight is not None
-        if change.embedding is None:
-            self.weight = change.parameter(change.rows(weight), weight)
-        else:
-            self.weight = weight_to_tie(change.embedding, change.new, weight.shape[1])
-        self.tied = change.embedding is not None
-        if bias is not None:
-            # Where W h is 0: exp f(b) of a new class is its share of the sum of the old ones.
-            start, log_shares = None, change.log_shares()
-            if log_shares is not None and change.added:
-                scores = self.function(torch.float64, bias.device)(bias.double())
-                start = self.function.solve(log_shares.to(bias.device) + scores.logsumexp(0))
-            rows = change.rows(bias)
-            if start is not None:
-                rows[change.old :] = start
-            self.bias = change.parameter(rows, bias)
+    def resized(
+        self,
+        num_classes: int,
+        *,
+        frequencies: npt.ArrayLike | None = None,
+        embedding: HasWeight | None = None,
+    ) -> Self:
+        """A new head with more or fewer classes, which starts from what this one has learned.
+
+        It has the kind, options, dtype, device and mode of this head, and trains the same
+        parameters. Classes 0 to min(V, num_classes) - 1 keep their rows and biases; their
+        probabilities are renormalized, in each component of a mixture and each tree of a forest.
+        Optimizers need the parameters of the new head. No random numbers are drawn.
+
+        New classes get the mean row of the old ones, and the mean of their biases. So does
+        ``class_weight``. In each tree of a forest a new class joins the smallest cluster.
+
+        Args:
+            num_classes: number of classes of the new head.
+            frequencies: class counts [num_classes], of old and new classes: where vectors are zero,
+                new classes start with their share; None: with the geometric mean of the old ones.
+                Later they are the frequencies of the new head, for :meth:`reset_parameters` and for
+                negatives. Heads without biases do not read them.
+            embedding: for a tied head, the module whose weight [num_classes, D] the new head is
+                tied to. None: it is not tied, and gets a copy of the rows.
+
+        Raises:
+            ValueError: for an argument out of range; for a weight or a bias on the meta device,
+                sharded, or computed from others; if ``ignore_index`` would become a class; for a
+                forest with more clusters than classes.
+            NotImplementedError: for a head with other parameters of the classes: :class:`Mixtape`
+                and, beyond this class, trees, the adaptive and the screened softmax.
+
+        Example:
+            >>> import torch, hstree
+            >>> head, hidden = hstree.Softmax(8, 100), torch.randn(5, 8)
+            >>> more = head.resized(103)
+            >>> more.n_classes, bool((more.weight[:100] == head.weight).all())
+            (103, True)
+            >>> of_old = more.log_prob(hidden)[:, :100].log_softmax(-1)
+            >>> torch.allclose(of_old, head.log_prob(hidden), atol=1e-5)
+            True
+        """
+        if not self.resizable:
+            return super().resized(num_classes)
+        return resized_head(self, num_classes, frequencies, embedding)
+
+    def resize_tables(self, old: int, counts: npt.NDArray[np.float64] | None) -> None:
+        """Give the tables of this head the size of ``n_classes``: ``old`` classes before, and their
+        frequencies, or None."""
 
     def _groups_apart(self, lr: float) -> list[dict[str, Any]]:
         return self.function.parameter_groups(lr)

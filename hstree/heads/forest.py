@@ -16,13 +16,11 @@ from hstree._checks import (
     check_int,
     check_probability,
     check_seed,
-    smoothed_frequencies,
 )
 from hstree._numerics import draw_columns, linear_scores
 from hstree.heads.class_sampler import ClassSampler
 from hstree.heads.options import name_builder_options
-from hstree.heads.resizing import ClassChange
-from hstree.heads.tables import check_entries, fill, saved_tables
+from hstree.heads.tables import check_entries, saved_tables
 from hstree.heads.trees.gate import GATES
 from hstree.heads.trees.shape import CONTEXTS, TreeShape, check_trees
 from hstree.heads.tying import HasWeight
@@ -125,7 +123,12 @@ class ForestSoftmax(ClassSampler):
                 f"vectors: expected None together with trees, got {type(vectors).__name__}"
             )
         if vectors is not None:
-            trees = self._clustered(n_trees, clusters, vectors, self.frequencies, seed)
+            check_int("clusters", clusters, min(2, n_classes))
+            rows = (
+                vectors.detach().float().cpu().numpy() if isinstance(vectors, Tensor) else vectors
+            )
+            shape = TreeShape(n_trees, clusters, 1, 2)
+            trees = shape.build("cluster", n_classes, self.frequencies, [rows], seed)
         if trees is not None:
             cluster, clusters = _of_trees(trees, n_classes)
         else:
@@ -135,9 +138,9 @@ class ForestSoftmax(ClassSampler):
         self.n_trees, self.clusters = cluster.shape[1], clusters
         self.tree_dropout = check_probability("tree_dropout", tree_dropout)
         self.register_table("cluster", torch.from_numpy(cluster))
-        rows = self.n_trees * self.clusters
-        self.cluster_weight = nn.Parameter(torch.zeros(rows, in_features))
-        self.cluster_bias = nn.Parameter(torch.zeros(rows))
+        n_rows = self.n_trees * self.clusters
+        self.cluster_weight = nn.Parameter(torch.zeros(n_rows, in_features))
+        self.cluster_bias = nn.Parameter(torch.zeros(n_rows))
         self.gate = GATES[check_choice("gate", gate, GATES)](in_features, self.n_trees)
         self.gate.reset()
 
@@ -199,98 +202,6 @@ class ForestSoftmax(ClassSampler):
         return super().from_linear(linear, tied=tied, **options)
 
     @torch.no_grad()
-    def replace_trees(
-        self, trees: Sequence[Tree], *, frequencies: npt.ArrayLike | None = None
-    ) -> list[str]:
-        """Take the clusters of other trees over the same classes. W, b and the gate stay. A new
-        cluster starts with the mean of the vectors and biases that the tree gave its classes.
-
-        Args:
-            trees: as many trees as the present ones, with a root of the same width.
-            frequencies: class counts [V], the weights of the mean; None: those the head was built
-                with, or all equal.
-
-        Returns:
-            Names of the parameters with new values, whose state optimizers must drop.
-
-        Raises:
-            ValueError: for other numbers of trees, classes or clusters.
-
-        Example:
-            >>> import hstree
-            >>> head = hstree.ForestSoftmax(16, 1000, n_trees=2, clusters=32)
-            >>> trees = hstree.trees.build_ensemble("random", 1000, 2, root=32, levels=2)
-            >>> head.replace_trees(trees)
-            ['cluster_weight', 'cluster_bias']
-        """
-        table, clusters = _of_trees(trees, self.n_classes)
-        if (table.shape[1], clusters) != (self.n_trees, self.clusters):
-            raise ValueError(
-                f"trees: expected {self.n_trees} with roots of {self.clusters} children, got "
-                f"{table.shape[1]} with {clusters}"
-            )
-        counts = self.frequencies
-        if frequencies is not None:
-            counts = smoothed_frequencies(frequencies, self.n_classes)
-        counts = np.ones(self.n_classes) if counts is None else counts
-        old = self._rows()
-        self.register_table("cluster", torch.from_numpy(table))
-        new, device = self._rows(), self.cluster_weight.device
-        share = torch.from_numpy(counts / counts.sum()).to(device).repeat(self.n_trees)
-        for parameter in (self.cluster_weight, self.cluster_bias):
-            values = parameter.double().view(len(parameter), -1)
-            sums = torch.zeros_like(values).index_add_(0, new, share[:, None] * values[old])
-            total = share.new_zeros(len(values)).index_add_(0, new, share)
-            fill(parameter, (sums / total[:, None]).view_as(parameter))
-        return ["cluster_weight", "cluster_bias"]
-
-    def relearn(
-        self,
-        vectors: npt.ArrayLike | Tensor,
-        *,
-        seed: int = 0,
-        frequencies: npt.ArrayLike | None = None,
-        tree_options: Mapping[str, Any] | None = None,
-    ) -> list[str]:
-        """:meth:`replace_trees` by trees that cluster the classes by the given vectors.
-
-        Args:
-            vectors: class vectors, real [V, F], such as those of
-                :class:`hstree.trees.ContextMeans`.
-            seed: seed of the trees.
-            frequencies: class counts [V] that balance the clusters; None: those the head was built
-                with.
-            tree_options: see :meth:`TreeEnsemble.from_tokens`.
-
-        Returns:
-            Names of the parameters with new values, whose state optimizers must drop.
-
-        Example:
-            >>> import torch, hstree
-            >>> head = hstree.ForestSoftmax(16, 1000, clusters=32)
-            >>> head.relearn(torch.randn(1000, 8))
-            ['cluster_weight', 'cluster_bias']
-        """
-        counts = self.frequencies if frequencies is None else frequencies
-        size = self.n_trees, self.clusters
-        trees = self._clustered(*size, vectors, counts, seed, tree_options)
-        return self.replace_trees(trees, frequencies=frequencies)
-
-    def _clustered(
-        self,
-        n_trees: int,
-        clusters: int,
-        vectors: npt.ArrayLike | Tensor,
-        frequencies: npt.ArrayLike | None,
-        seed: int,
-        options: Mapping[str, Any] | None = None,
-    ) -> list[Tree]:
-        check_int("clusters", clusters, min(2, self.n_classes))
-        rows = vectors.detach().float().cpu().numpy() if isinstance(vectors, Tensor) else vectors
-        shape = TreeShape(n_trees, clusters, 1, 2)
-        return shape.build("cluster", self.n_classes, frequencies, [rows], seed, options)
-
-    @torch.no_grad()
     def fold(self) -> nn.Linear:
         """The head as a linear layer with weight W_v + A[c(v)] and bias b_v + a[c(v)].
 
@@ -332,27 +243,21 @@ class ForestSoftmax(ClassSampler):
         right = (self.cluster >= 0) & (self.cluster < self.clusters)
         check_entries("cluster", self.cluster, right, f"a cluster in [0, {self.clusters})")
 
-    def resize_classes(self, change: ClassChange) -> None:
-        """New classes join the clusters in turn. Where there are fewer classes than clusters, those
-        without classes end."""
-        super().resize_classes(change)
-        added = torch.arange(change.added, dtype=torch.int32)[:, None] % self.clusters
-        kept = self.cluster[: change.kept].cpu()
-        self.register_table("cluster", torch.cat([kept, added.expand(-1, self.n_trees)]))
-        if change.new < self.clusters:
-            self._drop_empty_clusters(change)
-
-    def _drop_empty_clusters(self, change: ClassChange) -> None:
-        """Keep as many clusters as the tree with the most of them has classes in."""
-        cluster = self.cluster.cpu().t().long()  # [T, V]
-        empty = torch.ones(self.n_trees, self.clusters, dtype=torch.int64).scatter_(1, cluster, 0)
-        order = empty.argsort(dim=1, stable=True)
-        self.register_table("cluster", order.argsort(1).gather(1, cluster).t().int())
-        first = self.clusters * torch.arange(self.n_trees)[:, None]
-        self.clusters -= int(empty.sum(1).min())
-        rows = (first + order[:, : self.clusters]).flatten().to(self.cluster_weight.device)
-        self.cluster_weight = change.parameter(self.cluster_weight[rows], self.cluster_weight)
-        self.cluster_bias = change.parameter(self.cluster_bias[rows], self.cluster_bias)
+    def resize_tables(self, old: int, counts: npt.NDArray[np.float64] | None) -> None:
+        super().resize_tables(old, counts)
+        if self.n_classes < self.clusters:
+            raise ValueError(
+                f"num_classes: expected at least {self.clusters}, the number of clusters, got "
+                f"{self.n_classes}"
+            )
+        cluster = self.cluster[: self.n_classes].cpu()
+        sizes = torch.stack([column.bincount(minlength=self.clusters) for column in cluster.t()])
+        rows = [cluster]
+        for _ in range(old, self.n_classes):
+            smallest = sizes.argmin(1, keepdim=True)
+            sizes.scatter_add_(1, smallest, torch.ones_like(smallest))
+            rows.append(smallest.t().int())
+        self.register_table("cluster", torch.cat(rows))
 
     @property
     def linear_scores(self) -> bool:

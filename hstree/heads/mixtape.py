@@ -14,7 +14,6 @@ from hstree.heads.base import Head
 from hstree.heads.flat import FlatHead
 from hstree.heads.losses import in_row_chunks
 from hstree.heads.mixture import ZeroBiasLinear
-from hstree.heads.resizing import ClassChange
 from hstree.heads.tables import Tables, check_entries
 from hstree.ops.target_log_softmax import log_softmax, target_log_softmax
 
@@ -64,6 +63,7 @@ class Mixtape(Tables, FlatHead):
     """
 
     name = "mixtape"
+    resizable = False
 
     own: Tensor
 
@@ -116,15 +116,6 @@ class Mixtape(Tables, FlatHead):
         own = self.own.sort().values
         right = (own.diff(prepend=own.new_full((1,), -1)) > 0) & (own < self.n_classes)
         check_entries("own", own, right, f"different classes in [0, {self.n_classes})")
-
-    def resize_classes(self, change: ClassChange) -> None:
-        """New classes share the gates of the infrequent ones."""
-        super().resize_classes(change)
-        kept = self.own < change.new
-        self.register_table("own", self.own[kept])
-        self.own_gates = int(kept.sum())
-        self.gate_weight = change.parameter(self.gate_weight[kept], self.gate_weight)
-        self.gate_bias = change.parameter(self.gate_bias[kept], self.gate_bias)
 
     def encode(self, hidden: Tensor) -> Tensor:
         """Concatenation of tanh(U_k h) [..., K E], tanh(Q_j h) [..., 3 G] and u_j . h [..., 3]."""

@@ -28,7 +28,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 }
 """Options of heads, and what they are called elsewhere."""
 
-BUILDERS = ("from_counts", "from_tokens", "from_features", "from_linear")
+BUILDERS = ("from_counts", "from_tokens", "from_features")
 BUILDING = ("n_trees", "recipe", "root", "leaf", "levels")
 """Options of the constructors that also build trees."""
 

@@ -1,117 +1,91 @@
-"""Another number of classes for a head."""
+"""Another number of classes for a head that has a row and a bias for each class."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
-from itertools import chain
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from hstree.heads.tables import Tables
-from hstree.heads.tying import HasWeight
+from hstree._checks import check_int, smoothed_frequencies
+from hstree.heads.tying import HasWeight, weight_to_tie
 
-_Module = TypeVar("_Module", bound=nn.Module)
+if TYPE_CHECKING:
+    from hstree.heads.flat import FlatHead
 
-
-@dataclass(frozen=True)
-class ClassChange:
-    """A change of the number of classes, as :meth:`hstree.heads.Head.resize_classes` gets it.
-
-    Attributes:
-        old: number of classes before.
-        new: number of classes after; classes 0 to min(old, new) - 1 stay.
-        frequencies: class counts [new], all positive, or None.
-        embedding: module whose weight [new, D] a tied head reads from now on, or None.
-    """
-
-    old: int
-    new: int
-    frequencies: npt.NDArray[np.float64] | None
-    embedding: HasWeight | None
-
-    @property
-    def kept(self) -> int:
-        return min(self.old, self.new)
-
-    @property
-    def added(self) -> int:
-        return max(self.new - self.old, 0)
-
-    def log_shares(self) -> Tensor | None:
-        """Logarithms [added], float64, of the frequencies of the new classes relative to the sum
-        of those of the old ones."""
-        if self.frequencies is None:
-            return None
-        log_all = np.log(self.frequencies[: self.old].sum())
-        return torch.from_numpy(np.log(self.frequencies[self.old :]) - log_all)
-
-    def rows(self, values: Tensor) -> Tensor:
-        """Values [new, ...] from [old, ...]: those of the new classes are the mean of the finite
-        ones."""
-        kept = values[: self.kept].clone()
-        if not self.added:
-            return kept
-        known = values.double() if values.dtype == torch.float64 else values.float()
-        mean = known.masked_fill(~known.isfinite(), torch.nan).nanmean(0).nan_to_num()
-        return torch.cat([kept, mean.to(values.dtype).expand(self.added, *values.shape[1:])])
-
-    def counts(self, known: npt.NDArray[np.float64] | None) -> npt.NDArray[np.float64] | None:
-        """The given frequencies, or the known ones [old] with their geometric mean for the new
-        classes, or None."""
-        if self.frequencies is not None or known is None:
-            return self.frequencies
-        mean = np.exp(np.log(known).mean())
-        return np.append(known[: self.kept], np.full(self.added, mean))
-
-    def parameter(self, values: Tensor, old: nn.Parameter) -> nn.Parameter:
-        """The values as a parameter that is trained if the old one is."""
-        return nn.Parameter(values.to(old), requires_grad=old.requires_grad)
+_Head = TypeVar("_Head", bound="FlatHead")
 
 
-def copy_with_shared_tensors(module: _Module) -> _Module:
-    """A copy of a module that has the parameters and buffers of the original.
-
-    Raises:
-        ValueError: for parameters on the meta device, sharded, or computed from others.
-    """
-    tensors = list(chain(module.parameters(), module.buffers()))
-    if any(tensor.is_meta for tensor in tensors):
-        raise ValueError("resized: expected a head with data, got one on the meta device")
-    if any(hasattr(tensor, "device_mesh") for tensor in tensors):
+@torch.no_grad()
+def resized_head(
+    head: _Head,
+    num_classes: int,
+    frequencies: npt.ArrayLike | None,
+    embedding: HasWeight | None,
+) -> _Head:
+    """See :meth:`hstree.heads.FlatHead.resized`."""
+    size, old = check_int("num_classes", num_classes), head.n_classes
+    if old <= head.ignore_index < size:
         raise ValueError(
-            "resized: expected a head with whole parameters, got DTensor; resize it before "
-            "fully_shard"
+            f"num_classes: expected at most {head.ignore_index}, the ignore_index of the head, "
+            f"which would become a class, got {size}"
         )
-    for part in module.modules():
-        tables = part.tables() if isinstance(part, Tables) else {}
-        attributes = {name: value for name, value in vars(part).items() if name not in tables}
-        computed = [name for name, value in attributes.items() if isinstance(value, Tensor)]
-        computed += getattr(part, "parametrizations", {})
-        if computed:
-            raise ValueError(
-                f"resized: expected a head whose parameters are its own, got a {computed[0]!r} "
-                "that is computed from others; end its pruning or parametrization first "
-                "(torch.nn.utils.prune.remove, parametrize.remove_parametrizations)"
-            )
-    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+    if embedding is not None and not head.tied:
+        raise ValueError("embedding: expected None, since the head is not tied")
+    weight, bias = _own(head, "weight"), _own(head, "bias")
+    assert weight is not None
+    counts = None if frequencies is None else smoothed_frequencies(frequencies, size)
+    made = copy.deepcopy(head)
+    made.n_classes, made.frequencies = size, counts
+    if counts is None and head.frequencies is not None:
+        new = np.exp(np.log(head.frequencies).mean())
+        made.frequencies = np.append(head.frequencies, np.full(max(size - old, 0), new))[:size]
+    if embedding is None:
+        made.weight = _parameter(resized_rows(weight, size), weight)
+    else:
+        made.weight = weight_to_tie(embedding, size, weight.shape[1])
+    made.tied = embedding is not None
+    if bias is not None:
+        rows = resized_rows(bias, size)
+        if counts is not None and size > old:
+            # Where W h is 0: exp f(b) of a new class is its share of the sum of the old ones.
+            share = torch.from_numpy(np.log(counts[old:]) - np.log(counts[:old].sum()))
+            scores = head.function(torch.float64, bias.device)(bias.double())
+            rows[old:] = head.function.solve(share.to(bias.device) + scores.logsumexp(0))
+        made.bias = _parameter(rows, bias)
+    if head.class_weight is not None:
+        class_weight = resized_rows(head.class_weight, size)
+        made.register_constant("class_weight", class_weight)
+        made.class_weight = class_weight  # on the device of the head
+    made.resize_tables(old, counts)
+    return made
 
 
-def copy_shared_tensors(module: nn.Module, original: nn.Module, tied: Tensor | None) -> None:
-    """Replace the parameters and buffers that a module shares with the original by copies, except
-    for the one that it is tied to."""
-    shared = {id(tensor) for tensor in chain(original.parameters(), original.buffers())} - {
-        id(tied)
-    }
-    for part in module.modules():
-        for name, parameter in part._parameters.items():
-            if parameter is not None and id(parameter) in shared:
-                own = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
-                part._parameters[name] = own
-        for name, buffer in part._buffers.items():
-            if buffer is not None and id(buffer) in shared:
-                part._buffers[name] = buffer.clone()
+def resized_rows(values: Tensor, size: int) -> Tensor:
+    """The first ``size`` of the values [V, ...]; those beyond V are the mean of the finite ones."""
+    added = max(size - len(values), 0)
+    known = values.double() if values.dtype == torch.float64 else values.float()
+    mean = known.masked_fill(~known.isfinite(), torch.nan).nanmean(0).nan_to_num()
+    return torch.cat([values[:size], mean.to(values).expand(added, *values.shape[1:])])
+
+
+def _own(head: nn.Module, name: str) -> Any:
+    value = getattr(head, name)
+    if value is None:
+        return None
+    computed = head._parameters.get(name) is not value
+    if computed or value.is_meta or hasattr(value, "device_mesh"):
+        raise ValueError(
+            f"resized: expected a whole {name} with data, a parameter of the head itself, got one "
+            "that is computed from others, sharded, or on the meta device; first end pruning or "
+            "parametrization (torch.nn.utils.prune.remove, parametrize.remove_parametrizations), "
+            "and resize a head before it is sharded"
+        )
+    return value
+
+
+def _parameter(values: Tensor, old: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(values.to(old), requires_grad=old.requires_grad)

@@ -15,7 +15,6 @@ from hstree._numerics import draw_columns, no_autocast
 from hstree.heads.base import Head
 from hstree.heads.exclude import topk_without
 from hstree.heads.losses import mask_candidates, split_rows
-from hstree.heads.resizing import ClassChange
 from hstree.heads.tables import Tables, adopt_tables, check_entries
 from hstree.heads.tying import HasWeight, weight_to_tie
 from hstree.ops.screened_topk import BLOCK, Screened, quantize_preview, screened_topk
@@ -376,11 +375,6 @@ class ScreenedSoftmax(Tables, Head):
 
     def _apart(self) -> Iterator[Tensor]:
         return self.parameters()
-
-    def resize_classes(self, change: ClassChange) -> None:
-        raise NotImplementedError(
-            "resized: ScreenedSoftmax is not resized; screen the resized softmax by from_linear"
-        )
 
     def config(self) -> dict[str, Any]:
         names = ("rank", "bits", "exact", "agreement", "tied", "soft_cap")

@@ -137,7 +137,7 @@ def read_study(path: str | os.PathLike[str]) -> Study:
     In addition to the keys there, ``name`` names the study (default: the file's name). ``seeds``
     may be a single number (default: 1). The name of a model defaults to that of its head or preset.
     A list is a grid: one configuration for each element, and with several lists for each
-    combination. A setting with several values, such as ``relearn_trees``, is a list in a list.
+    combination.
 
     Raises:
         StudyError: the file is missing, is not TOML, or has an invalid key or value; the message

@@ -78,10 +78,9 @@ class HeadChoice:
         frequencies. Parameters are drawn from torch's generator, trees from ``seed``. Raises
         ValueError if the head does not accept these options at this size."""
         frequencies = np.rint(1e6 * targets.sum(0)).astype(np.int64)
-        options = {**self.options, "learning_rate_factor": 1.0}
         try:
             sizes = dimension, targets.shape[1]
-            return build_head(self.name, *sizes, frequencies=frequencies, seed=seed, **options)
+            return build_head(self.name, *sizes, frequencies=frequencies, seed=seed, **self.options)
         except (TypeError, ValueError) as error:
             raise ValueError(f"heads: {self.label}, D = {dimension}: {error}") from None
 
@@ -269,7 +268,7 @@ def fit_head(
     head = choice.build(dimension, targets, seed).to(device)
     context = nn.Parameter(torch.randn(len(targets), dimension).to(device))
     groups: list[dict[str, Any]] = [{"params": [context], "lr": learning_rate}]
-    groups += head.parameter_groups(learning_rate, weight_decay=0.0)
+    groups += head.parameter_groups(learning_rate, weight_decay=0.0, factor=1.0)
     optimizer = torch.optim.Adam(groups, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     step = 0

@@ -2,7 +2,6 @@
 
 from hstree.trees.describe import describe
 from hstree.trees.labels import label_means, padded_labels
-from hstree.trees.means import ContextMeans
 from hstree.trees.nested import Nested
 from hstree.trees.recipes import (
     build_ensemble,
@@ -19,7 +18,6 @@ from hstree.trees.vectors import word_vectors
 
 __all__ = [
     "MAX_DEPTH",
-    "ContextMeans",
     "Nested",
     "Tree",
     "TreeEdges",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hstree.trees.means import ContextMeans
 from hstree.trees.vectors import right_singular_vectors
 
 MOST_FEATURES = 128
-_PIECE = 1 << 16
+_ROWS = 8192  # rows that are summed at a time, in float64
+_RIDGE = 1e-6  # relative to the mean square of the features
+_SHRINKAGE = 8.0  # rows
 _AS_MATRIX = "a 0/1 matrix [N, V] is given as scipy.sparse.csr_array(labels)"
 
 
@@ -118,26 +120,50 @@ def padded_labels(matrix: Any) -> Tensor:
     return table
 
 
-def label_means(features: Any, labels: Any, n_classes: int, *, seed: int = 0) -> ContextMeans:
-    """The mean features of the rows of each label, for :meth:`ContextMeans.vectors`.
+def label_means(
+    features: Any, labels: Any, n_classes: int, *, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    r"""Vectors of the labels, for clustered trees: the mean features of the rows of each label,
+    shrunk and whitened within labels.
 
-    More than 128 features are first projected on their 128 largest singular vectors.
+    .. math::
+        \hat\mu_y = \frac{s_y + \kappa m}{n_y + \kappa}, \qquad
+        x_y = L^{-1} (\hat\mu_y - m), \qquad
+        L L^T = W + \epsilon I, \qquad
+        W = \frac{1}{n} \sum_i h_i h_i^T - \sum_y \frac{n_y}{n} \mu_y \mu_y^T
+
+    over the n pairs of a row with features :math:`h_i` and one of its labels, with the sum
+    :math:`s_y` and the mean :math:`\mu_y` of the :math:`n_y` pairs of a label, the mean :math:`m`
+    of all, :math:`\kappa` = 8, and :math:`\epsilon` = 1e-6 times the mean square of the features.
+    An invertible linear map of the features only rotates the vectors, up to rounding and
+    :math:`\epsilon`. More than 128 features are first projected on their 128 largest singular
+    vectors. The sums are in float64.
 
     Args:
-        features: real [N, F], a tensor, an array or a sparse matrix of scipy.
-        labels: see :meth:`hstree.heads.TreeEnsemble.from_features`.
+        features: what describes the rows, real [N, F]: a tensor, an array or a sparse matrix of
+            scipy.
+        labels: classes, integers [N] or [N, K], negative where a row has fewer than K labels; or a
+            sparse matrix of scipy [N, V] with an entry for each label.
         n_classes: number of classes, V.
         seed: seed of the start vector of the iterative decomposition.
 
+    Returns:
+        The vectors, float32 [V, F], zero for labels without a row, and the number of rows of each
+        label, int64 [V], on the CPU.
+
     Raises:
-        ValueError: for another shape, or if there is no label.
+        ValueError: for another shape, no label, a class out of range, or features that are all zero
+            or not finite.
 
     Example:
         >>> import torch, hstree
         >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
-        >>> means = hstree.trees.label_means(features, [[0, 1], [0, -1], [2, -1]], n_classes=3)
-        >>> means.count.tolist(), (means.sum / means.count[:, None]).tolist()[1]
-        ([2, 1, 1], [1.0, 0.0])
+        >>> vectors, counts = hstree.trees.label_means(features, [[0, 1], [0, -1], [2, -1]], 3)
+        >>> vectors.shape, counts.tolist()
+        (torch.Size([3, 2]), [2, 1, 1])
+
+    Source: the mean features of labels, Prabhu et al., Parabel: Partitioned label trees for extreme
+    classification, WWW 2018.
     """
     rows, classes, n_rows = label_pairs(labels, n_classes)
     if isinstance(features, Tensor):
@@ -158,8 +184,27 @@ def label_means(features: Any, labels: Any, n_classes: int, *, seed: int = 0) ->
     elif hasattr(features, "toarray"):
         features = features.toarray()
     dense: npt.NDArray[np.float32] = np.asarray(features, np.float32)
-    means = ContextMeans(n_classes, dense.shape[1])
     of_rows = torch.from_numpy(dense)
-    for row, target in zip(torch.split(rows, _PIECE), torch.split(classes, _PIECE), strict=True):
-        means.add(of_rows[row], target)
-    return means
+    count = torch.bincount(classes, minlength=n_classes)
+    total = torch.zeros(n_classes, dense.shape[1], dtype=torch.float64)
+    second = torch.zeros(dense.shape[1], dense.shape[1], dtype=torch.float64)
+    for row, target in zip(torch.split(rows, _ROWS), torch.split(classes, _ROWS), strict=True):
+        values = of_rows[row].double()
+        total.index_add_(0, target, values)
+        second.addmm_(values.T, values)
+    return _whitened(count.double()[:, None], total, second), count
+
+
+def _whitened(count: Tensor, total: Tensor, second: Tensor) -> Tensor:
+    """The vectors of :func:`label_means`: n_y [V, 1], s_y [V, F], the sum of h_i h_i^T [F, F]."""
+    n = count.sum()
+    mean, scale = total.sum(0) / n, float(second.trace() / (n * total.shape[1]))
+    if not 0 < scale < math.inf:
+        raise ValueError(f"features: expected a finite positive mean square, got {scale}")
+    # The second moment of all rows less that of the means of the labels.
+    within = (second - (total / count.clamp(min=1)).T @ total) / n
+    within.diagonal().add_(_RIDGE * scale)
+    shrunk = (total - count * mean) / (count + _SHRINKAGE)  # of a label without rows: 0
+    factor = torch.linalg.cholesky(within)
+    vectors: Tensor = torch.linalg.solve_triangular(factor, shrunk.T, upper=False).T
+    return vectors.float().contiguous()

@@ -206,10 +206,6 @@ def refused() -> list[str]:
         lambda: shard_trees(Softmax(12, 40), mesh()),
         lambda: shard_trees(head, mesh()),
         lambda: head.save("head.safetensors"),
-        lambda: head.replace_trees(head.trees),
-        lambda: head.relearn(torch.randn(40, 3)),
-        lambda: head.fit_nodes(contexts(), targets()),
-        lambda: head.resized(50),
     ):
         with pytest.raises((ValueError, NotImplementedError)) as error:
             wrong()
@@ -397,9 +393,7 @@ def test_errors_say_what_was_expected(two: Found) -> None:
     assert uneven.endswith("got 3")
     assert softmax == "head: expected a whole TreeEnsemble, got Softmax"
     assert again == "head: expected a whole TreeEnsemble, got ShardedTreeEnsemble"
-    for method, message in zip(
-        ("save", "replace_trees", "relearn", "fit_nodes", "resized"), whole_only, strict=True
-    ):
+    for method, message in zip(("save",), whole_only, strict=True):
         assert message.startswith(f"{method}: ")
         assert "hstree.distributed.gather_trees(head)" in message
 

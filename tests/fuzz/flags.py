@@ -53,7 +53,6 @@ TRAIN: dict[str, tuple[list[str], list[str]]] = {
     "--subset-size": (["1", "4"], ["500", *COUNT[1]]),
     "--sparse": SWITCH,
     "--all-classes": (["0", "0.5", "1"], ["-0.1", "1.5", "x"]),
-    "--relearn-trees": (["", "2"], ["1", "0", "x", "2,2", "-3"]),
     "--head-option": (
         ["node_vectors=free", "seed=3", "subset_block=1", "label_smoothing=0.1"],
         [

@@ -179,7 +179,7 @@ def test_vocabularies(tmp_path: Path, data: st.DataObject) -> None:
 @some(60)
 @given(st.data())
 def test_settings(data: st.DataObject) -> None:
-    config = TrainConfig(head="trees", data="x", relearn_trees=(2,), run="y")
+    config = TrainConfig(head="trees", data="x", run="y")
     if data.draw(st.booleans(), "bytes"):
         text = damaged(data, config.to_json().encode())
     else:

@@ -198,7 +198,6 @@ OPTIONS: dict[str, dict[str, str]] = {
         "in_features": "count",
         "n_classes": "count",
         "reduction": "choice",
-        "learning_rate_factor": "positive",
         "label_smoothing": "share",
         "z_loss": "number",
     },

@@ -1,4 +1,4 @@
-"""Trees: representations, recipes, collapse, files and relearning against plain Python."""
+"""Trees: representations, recipes, collapse and files against plain Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 
 import hstree
@@ -277,48 +276,3 @@ def root_classes(tree: Tree) -> set[int]:
     """The classes that are children of a wide root: their biases are those of the root's rows."""
     item = tree.to_nested()
     return {child for child in item if isinstance(child, int)} if len(item) > 2 else set()
-
-
-@given(
-    n_classes=st.integers(3, 60),
-    n_trees=st.integers(1, 3),
-    root=st.integers(1, 12),
-    levels=st.sampled_from([2, 3, None]),
-    seed=st.integers(0, 2**32 - 1),
-)
-@settings(max_examples=cases(25))
-def test_relearning(n_classes: int, n_trees: int, root: int, levels: int | None, seed: int) -> None:
-    """Trees of other vectors: as many, over the same classes, with roots as wide; the rest of the
-    head stays, and probabilities still sum to 1."""
-    random = np.random.default_rng(seed)
-    leaf = 1 if levels == 2 else 4
-    trees = build_ensemble("random", n_classes, n_trees, None, None, seed, root, leaf, levels)
-    if len({tree.root_width for tree in trees}) > 1:
-        return
-    head = hstree.TreeEnsemble(5, n_classes, trees, node_vectors="leaves", gate="constant")
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.copy_(torch.from_numpy(random.standard_normal(tuple(parameter.shape))))
-    kept = {
-        name: value.clone()
-        for name, value in head.state_dict().items()
-        if name in ("nodes.output_embedding", "gate.logits")
-    }
-    bias, width = head.nodes.leaf_bias, head.trees[0].root_width
-    in_groups = [set(range(n_classes)) - root_classes(tree) for tree in head.trees]
-    bias = None if bias is None else bias.detach().clone()
-    counts = random.integers(0, 9, n_classes)
-    head.relearn(random.standard_normal((n_classes, 4)), frequencies=counts, seed=3)
-    assert len(head.trees) == n_trees
-    for tree in head.trees:
-        check_tree(tree.to_nested(), n_classes)
-        assert tree.root_width == width
-    state = head.state_dict()
-    for name, value in kept.items():
-        assert torch.equal(state[name], value), name
-    if bias is not None:
-        for t, classes in enumerate(in_groups):
-            there = sorted(classes)
-            assert torch.equal(state["nodes.leaf_bias"][t, there], bias[t, there])
-    total = head.log_prob(torch.from_numpy(random.standard_normal((4, 5))).float()).exp().sum(1)
-    torch.testing.assert_close(total, torch.ones(4))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -224,32 +223,6 @@ def test_clusters_of_vectors() -> None:
     assert torch.equal(made.cluster, head.cluster)
     assert torch.equal(ForestSoftmax.from_linear(linear, trees=built).cluster, head.cluster)
     assert ForestSoftmax(D, 1, vectors=draw(1, 2)).cluster.tolist() == [[0] * 4]
-
-
-def test_relearned_clusters() -> None:
-    """A new cluster has the weighted mean of its classes' vectors; the same trees change nothing,
-    and W, b and the gate never change."""
-    built = trees("cluster", 2, 8)
-    head = randomise(ForestSoftmax(D, V, trees=built, frequencies=FREQUENCIES))
-    assert isinstance(head, ForestSoftmax)
-    before = copy.deepcopy(head)
-    assert head.replace_trees(built) == ["cluster_weight", "cluster_bias"]
-    for name, value in before.named_parameters():
-        torch.testing.assert_close(head.get_parameter(name), value)
-    counts = np.arange(V) + 1.0
-    head.relearn(draw(V, 5), seed=3, frequencies=counts)
-    assert not torch.equal(head.cluster, before.cluster)
-    assert torch.equal(head.weight, before.weight)
-    old = before.cluster_weight.view(2, head.clusters, D)
-    for t, tree in enumerate(head.cluster.t()):
-        for k in range(head.clusters):
-            of = (tree == k).nonzero()[:, 0]
-            share = torch.from_numpy(counts[of] / counts[of].sum()).float()
-            mean = share @ old[t, before.cluster[of, t]]
-            torch.testing.assert_close(head.cluster_weight[t * head.clusters + k], mean)
-    for other in (trees("cluster", 3, 8), trees("cluster", 2, 9)):
-        with pytest.raises(ValueError, match="trees: expected 2 with roots of 8 children, got"):
-            head.replace_trees(other)
 
 
 def test_draws_follow_the_mixture() -> None:

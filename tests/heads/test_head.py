@@ -233,12 +233,6 @@ def test_bad_input(kind: str) -> None:
 def test_bad_options(kind: str) -> None:
     for options, match in (
         ({"reduction": "avg"}, "reduction: expected one of none, sum, mean, got 'avg'"),
-        (
-            {"learning_rate_factor": 0},
-            "learning_rate_factor: expected a finite positive number, got 0",
-        ),
-        ({"learning_rate_factor": float("inf")}, "learning_rate_factor: .* got inf"),
-        ({"learning_rate_factor": float("nan")}, "learning_rate_factor: .* got nan"),
         *(
             ({"ignore_index": bad}, "ignore_index: expected a whole number from -9223372036854")
             for bad in (0.5, 2**63, True, "0", None)
@@ -291,7 +285,7 @@ def test_sample_is_reproducible(kind: str, device: torch.device) -> None:
 
 @every_head
 def test_save_and_load(kind: str, tmp_path: Path) -> None:
-    head = make(kind, ignore_index=3, reduction="sum", learning_rate_factor=2.5)
+    head = make(kind, ignore_index=3, reduction="sum")
     head.save(tmp_path / "head")
     assert os.listdir(tmp_path) == ["head"]
     other = load(tmp_path / "head")
@@ -384,25 +378,22 @@ def test_tied(kind: str) -> None:
 def test_parameter_groups(kind: str) -> None:
     """Every parameter once, tied and frozen ones excepted; weights alone decay. Learned slopes have
     a learning rate of their own, all others the factor."""
-    head = make(kind, learning_rate_factor=3.0)
+    head = make(kind)
     embedding = "nodes.output_embedding" if "trees" in kind else "weight"
     tied = {embedding} if "tied" in kind else set()
     own = {n: p for n, p in head.named_parameters() if n not in tied and p.requires_grad}
     names = {id(p): name for name, p in own.items()}
-    for decay_biases in (False, True):
-        groups = head.parameter_groups(lr=0.1, weight_decay=0.5, decay_biases=decay_biases)
-        assert all(set(group) == {"params", "lr", "weight_decay"} for group in groups)
-        found = [(names[id(p)], group) for group in groups for p in group["params"]]
-        assert sorted(name for name, _ in found) == sorted(own)
-        for name, group in found:
-            slopes = name == "function.v" and "plif" in kind
-            assert group["lr"] == pytest.approx(0.02 if slopes else 0.3)
-            weight = name.endswith(("weight", "embedding")) or (
-                "head" in name and "bias" not in name
-            )
-            decays = "function" not in name and (weight or decay_biases)
-            assert group["weight_decay"] == (0.5 if decays else 0.0), name
-        torch.optim.AdamW(groups, lr=0.1)
+    groups = head.parameter_groups(lr=0.1, weight_decay=0.5, factor=3.0)
+    assert all(set(group) == {"params", "lr", "weight_decay"} for group in groups)
+    found = [(names[id(p)], group) for group in groups for p in group["params"]]
+    assert sorted(name for name, _ in found) == sorted(own)
+    for name, group in found:
+        slopes = name == "function.v" and "plif" in kind
+        assert group["lr"] == pytest.approx(0.02 if slopes else 0.3)
+        weight = name.endswith(("weight", "embedding")) or ("head" in name and "bias" not in name)
+        decays = "function" not in name and weight
+        assert group["weight_decay"] == (0.5 if decays else 0.0), name
+    torch.optim.AdamW(groups, lr=0.1)
 
 
 @pytest.mark.parametrize(
@@ -421,8 +412,8 @@ def test_the_learning_rate_falls_with_the_norm(
     head = Softmax(features, 3)
     groups = head.parameter_groups(0.1, hidden=hidden)
     assert [g["lr"] for g in groups] == pytest.approx([0.1 * factor] * 2, rel=1e-3)
-    head.learning_rate_factor = 5.0
-    assert {group["lr"] for group in head.parameter_groups(0.1, hidden=hidden)} == {0.5}
+    groups = head.parameter_groups(0.1, factor=5.0, hidden=hidden)
+    assert {group["lr"] for group in groups} == {0.5}
 
 
 SLOPES = {
@@ -448,7 +439,7 @@ def test_options_of_slopes(name: str, tmp_path: Path) -> None:
     assert loaded.config() == head.config()
     for some in (head, loaded):
         assert options.items() <= some.function.config().items()
-        groups = some.parameter_groups(lr=0.1, weight_decay=0.5, decay_biases=True)
+        groups = some.parameter_groups(lr=0.1, weight_decay=0.5)
         found = [g for g in groups if any(p is some.function.v for p in g["params"])]
         rates = [(g["lr"], g["weight_decay"], len(g["params"])) for g in found]
         assert rates == ([] if name == "plif-frozen" else [(5.0, 1.2e-6, 1)])
@@ -470,6 +461,9 @@ def test_sparse_parameters(kind: str) -> None:
     [
         ({"lr": 0}, "lr: expected a finite positive number, got 0"),
         ({"lr": "1"}, "lr: expected a finite positive number, got '1'"),
+        ({"factor": 0}, "factor: expected a finite positive number, got 0"),
+        ({"factor": float("inf")}, "factor: expected a finite positive number, got inf"),
+        ({"factor": float("nan")}, "factor: expected a finite positive number, got nan"),
         ({"weight_decay": -0.5}, r"weight_decay: expected a number of at least 0, got -0\.5"),
         ({"weight_decay": float("nan")}, "weight_decay: expected a finite number, got nan"),
         ({"hidden": torch.ones(2, 3)}, r"hidden: expected shape \[\.\.\., 10\], got \(2, 3\)"),

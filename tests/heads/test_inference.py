@@ -13,6 +13,7 @@ from heads.support import FREQUENCIES, HEADS, SOME, D, V, draw, make, randomise,
 from hstree._checks import check_generator
 from hstree.heads import Softmax, TreeEnsemble
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
+from hstree.trees import huffman_tree
 
 every_head = pytest.mark.parametrize("kind", HEADS)
 some_heads = pytest.mark.parametrize("kind", SOME)
@@ -108,7 +109,11 @@ def test_draws_of_trees_follow_their_distribution(
 
 def test_temperature_of_a_flat_tree_is_that_of_a_softmax() -> None:
     linear, hidden = torch.nn.Linear(D, V), draw(3, D)
-    head = TreeEnsemble.from_linear(linear)
+    head = TreeEnsemble(D, V, [huffman_tree(FREQUENCIES, root=V)])
+    order = torch.from_numpy(head.trees[0].order).long()
+    with torch.no_grad():
+        head.nodes.root_weight.copy_(linear.weight[order])
+        head.nodes.root_bias.copy_(linear.bias[order])
     classes, log_prob = head.sample(hidden, 20, temperature=0.4, return_log_prob=True)
     wanted = (linear(hidden) / 0.4).log_softmax(1).gather(1, classes)
     torch.testing.assert_close(log_prob, wanted.detach(), rtol=1e-5, atol=1e-5)

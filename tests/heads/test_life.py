@@ -254,17 +254,12 @@ def test_default_dtype_float64(kind: str, tmp_path: Any, float64_by_default: Non
 
 
 def test_constructors_in_float64(float64_by_default: None) -> None:
-    linear = nn.Linear(D, 5)
     for head in (
         TreeEnsemble.from_counts(D, [5, 3, 2, 1, 1]),
         TreeEnsemble.from_tokens(D, 5, [0, 1, 2, 3, 4, 0, 1], node_vectors="leaves"),
-        TreeEnsemble.from_linear(linear, gate="context", n_trees=2),
+        TreeEnsemble.from_features(D, 5, torch.randn(20, 3), torch.arange(20) % 5),
     ):
         assert all(parameter.dtype == torch.float64 for parameter in head.parameters())
-    flat = TreeEnsemble.from_linear(linear)
-    hidden = torch.randn(3, D)
-    expected = linear(hidden).log_softmax(1)
-    torch.testing.assert_close(flat.log_prob(hidden), expected, rtol=1e-12, atol=1e-12)
 
 
 @every_head

@@ -153,7 +153,7 @@ def test_life() -> None:
     assert "screened" not in hstree.heads.head_names()
     with pytest.raises(RuntimeError, match=r"expected evaluation mode, head\.eval"):
         head.train()(hidden, torch.zeros(16, dtype=torch.int64))
-    with pytest.raises(NotImplementedError, match="screen the resized softmax"):
+    with pytest.raises(NotImplementedError, match="resized: ScreenedSoftmax has no form"):
         head.resized(V + 1)
 
 

@@ -17,7 +17,6 @@ from .support import FREQUENCIES, D, V, trees
 OF_EVERY_HEAD = {
     "ignore_index": -100,
     "reduction": "mean",
-    "learning_rate_factor": None,
     "class_weight": None,
     "label_smoothing": 0.0,
     "z_loss": 0.0,
@@ -138,7 +137,6 @@ def test_help_names_the_options() -> None:
         ("from_counts", {"frequencies"}),
         ("from_tokens", set()),
         ("from_features", {"frequencies"}),
-        ("from_linear", {"embedding"}),
     ],
 )
 def test_builders_name_the_options_of_the_head(builder: str, given: set[str]) -> None:

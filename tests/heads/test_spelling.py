@@ -24,7 +24,7 @@ from .support import D, V
 COUNTS = range(V, 0, -1)
 TOKENS = [0, 1, 2, 3] * 9
 CASES: list[tuple[Callable[[], Any], str]] = [
-    (lambda: TreeEnsemble(D, V), "trees: .*got none; .*from_counts.*from_tokens.*from_linear"),
+    (lambda: TreeEnsemble(D, V), "trees: .*got none; .*from_counts.*from_tokens.*from_features"),
     (lambda: TreeEnsemble(D, V, 4), "trees: .*got a int; .*from_counts.* n_trees"),  # type: ignore[arg-type]
     (lambda: TreeEnsemble(D, V, n_trees=4), "from_counts, .*build the trees, take 'n_trees'"),
     (lambda: TreeEnsemble.from_counts(D, COUNTS, trees=8), "trees: from_counts .* as n_trees"),
@@ -33,8 +33,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: TreeEnsemble.from_counts(D, COUNTS, frequencies=COUNTS), "from counts; leave"),
     (lambda: TreeEnsemble.from_tokens(D, V, TOKENS, trees=8), "trees: from_tokens .* as n_trees"),
     (lambda: TreeEnsemble.from_tokens(D, V, TOKENS, n_tree=8), "take 'n_trees'"),
-    (lambda: TreeEnsemble.from_linear(nn.Linear(D, V), 8), "trees: .*got a int.* n_trees"),  # type: ignore[arg-type]
-    (lambda: TreeEnsemble.from_linear(nn.Linear(D, V), gates="context"), "mean 'gate'"),
+    (lambda: TreeEnsemble.from_counts(D, COUNTS, gates="context"), "mean 'gate'"),
     (lambda: Softmax(D, V, tied=nn.Embedding(V, D)), "mean 'embedding'"),
     (lambda: Softmax(D, V, counts=COUNTS), "mean 'frequencies'"),
     (lambda: MixtureOfSoftmaxes(D, V, n_components=3), "mean 'components'"),

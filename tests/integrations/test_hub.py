@@ -124,8 +124,11 @@ def test_a_layer_that_the_model_keeps_in_float32(head: str | None, tmp_path: Pat
 def trees(model: PreTrainedModel) -> TreeEnsemble:
     vectors = [model.get_output_embeddings().weight.detach().float().numpy()]
     made = build_ensemble("cluster", V, 2, None, vectors, 3, 8, 4)
-    options: dict[str, Any] = {"gate": "context", "subset_size": 8, "sparse": True}
-    return TreeEnsemble.from_linear(model.get_output_embeddings(), made, tied=False, **options)
+    head = TreeEnsemble(D, V, made, gate="context", subset_size=8, sparse=True)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.normal_()
+    return head
 
 
 def tied_trees(model: PreTrainedModel) -> TreeEnsemble:

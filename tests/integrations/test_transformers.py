@@ -52,11 +52,14 @@ Make = Callable[..., PreTrainedModel]
 
 
 def with_trees(model: PreTrainedModel, **options: Any) -> PreTrainedModel:
-    linear = model.get_output_embeddings()
-    vectors = [linear.weight.detach().float().numpy()]
-    trees = build_ensemble("cluster", len(linear.weight), 2, None, vectors, 3, 8, 4)
-    given: dict[str, Any] = {"tied": False} | options
-    return replace_lm_head(model, TreeEnsemble.from_linear(linear, trees, **given))
+    weight = model.get_output_embeddings().weight.detach().float().numpy()
+    trees = build_ensemble("cluster", len(weight), 2, None, [weight], 3, 8, 4)
+    head = TreeEnsemble(weight.shape[1], len(weight), trees, **options)
+    random = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.normal_(generator=random)
+    return replace_lm_head(model, head)
 
 
 # The softmax of the model: its loss, and all of its numbers
@@ -158,7 +161,11 @@ def test_generated_text(name: str) -> None:
 def test_assisted_generation() -> None:
     """The text is that of the model alone, in fewer calls; and the other way round."""
     model, ids = llama(), draw_ids(1, 5)
-    assistant = with_trees(copy.deepcopy(model))
+    assistant = copy.deepcopy(model)
+    head = Softmax.from_linear(assistant.get_output_embeddings())
+    with torch.no_grad():
+        head.weight += 0.2 * torch.randn(V, D, generator=torch.Generator().manual_seed(0))
+    replace_lm_head(assistant, head)
     for each, other in ((model, assistant), (assistant, model)):
         texts, calls = [], []
         for options in ({}, {"assistant_model": other}):

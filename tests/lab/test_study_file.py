@@ -110,17 +110,6 @@ head_options = { function = "plif", function_options = { intervals = 10 } }
     assert run_name(models[0], 1) == "adaptive-cutoffs=-100-200--seed=1"
 
 
-def test_a_setting_with_several_numbers_is_a_list_in_a_list() -> None:
-    text = """
-[[models]]
-head = "trees"
-relearn_trees = [[2], [2, 3], []]
-"""
-    models = parse_study(text).models
-    assert [model.config.relearn_trees for model in models] == [(2,), (2, 3), ()]
-    assert models[1].label == "trees, relearn_trees=[2, 3]"
-
-
 def test_presets_give_way_to_the_file() -> None:
     text = """
 [settings]

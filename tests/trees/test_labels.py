@@ -11,7 +11,7 @@ import torch
 
 from hstree import Softmax
 from hstree.heads import TreeEnsemble, precision_at_k
-from hstree.trees import label_means, padded_labels
+from hstree.trees import cluster_tree, label_means, padded_labels
 from hstree.trees.labels import MOST_FEATURES, label_pairs
 
 N, F, V = 40, 5, 7
@@ -32,6 +32,18 @@ def as_matrix(labels: torch.Tensor) -> Any:
     return dense
 
 
+def reference(features: torch.Tensor, labels: torch.Tensor) -> tuple[Any, list[int]]:
+    """The formulas label by label, with numpy.cov of the residuals."""
+    of = [features[(labels == c).any(1)].double().numpy() for c in range(V)]
+    everything = np.concatenate(of)
+    mean = everything.mean(0)
+    residual = np.concatenate([rows - rows.mean(0) for rows in of if len(rows)])
+    within = np.cov(residual.T, bias=True) + 1e-6 * np.mean(everything**2) * np.eye(F)
+    shrunk = np.stack([(rows.sum(0) + 8 * mean) / (len(rows) + 8) for rows in of])
+    whitened = (shrunk - mean) @ np.linalg.inv(np.linalg.cholesky(within)).T
+    return whitened, [len(rows) for rows in of]
+
+
 def as_sparse(labels: torch.Tensor) -> Any:
     return scipy.sparse.csr_array(as_matrix(labels))
 
@@ -40,11 +52,43 @@ def as_sparse(labels: torch.Tensor) -> Any:
 @pytest.mark.parametrize("of_labels", [torch.clone, np.asarray, torch.Tensor.tolist, as_sparse])
 def test_means_are_those_of_the_rows(of_features: Any, of_labels: Any) -> None:
     features, labels = data()
-    means = label_means(of_features(features), of_labels(labels), V)
-    for c in range(V):
-        rows = features[(labels == c).any(1)]
-        assert means.count[c] == len(rows)
-        torch.testing.assert_close(means.sum[c], rows.double().sum(0))
+    vectors, counts = label_means(of_features(features), of_labels(labels), V)
+    expected, n = reference(features, labels)
+    assert counts.tolist() == n
+    assert (vectors.dtype, vectors.shape) == (torch.float32, (V, F))
+    np.testing.assert_allclose(vectors, expected, rtol=1e-5, atol=1e-6 * abs(expected).max())
+
+
+def test_a_label_without_a_row_has_the_vector_zero() -> None:
+    features, labels = data()
+    vectors, counts = label_means(features, labels, V + 1)
+    assert counts[V] == 0
+    assert not vectors[V].any()
+
+
+@pytest.mark.parametrize("n", [1, 3, 10])
+def test_fewer_rows_than_features(n: int) -> None:
+    features, labels = data()
+    assert label_means(features[:n], labels[:n], V)[0].isfinite().all()
+
+
+def test_invertible_maps_of_the_features_only_rotate() -> None:
+    features, labels = data()
+    linear = torch.randn(F, F, generator=torch.Generator().manual_seed(1)) + 3 * torch.eye(F)
+    one, _ = label_means(features, labels, V)
+    other, _ = label_means(features @ linear + 1.0, labels, V)
+    torch.testing.assert_close(one @ one.T, other @ other.T, rtol=1e-3, atol=1e-3)
+
+
+def test_alike_labels_are_clustered() -> None:
+    """Along a direction in which the features vary little."""
+    random = np.random.default_rng(2)
+    labels = random.integers(0, 30, 6000)
+    features = random.standard_normal((6000, F)) * 3.0 ** np.arange(F)
+    features[:, 0] += 3 * (labels % 2)
+    vectors, _ = label_means(features, labels, 30)
+    halves = cluster_tree(vectors, balance="count", root=2, levels=2).to_nested()
+    assert sorted(len({c % 2 for c in half}) for half in halves) == [1, 1]
 
 
 @pytest.mark.parametrize("kind", [np.asarray, scipy.sparse.csr_array])
@@ -52,9 +96,9 @@ def test_many_features_keep_their_distances(kind: Any) -> None:
     """Of rank F, so that the projection loses nothing."""
     features, labels = data()
     wide = features @ torch.randn(F, 3 * MOST_FEATURES)
-    means = label_means(kind(wide.numpy()), labels, V)
-    wanted = label_means(wide @ torch.linalg.svd(wide, full_matrices=False)[2][:F].T, labels, V)
-    found, expected = (m.sum / m.count[:, None] for m in (means, wanted))
+    found, _ = label_means(kind(wide.numpy()), labels, V)
+    axes = torch.linalg.svd(wide, full_matrices=False)[2][:F]
+    expected, _ = label_means(wide @ axes.T, labels, V)
     torch.testing.assert_close(
         torch.cdist(found, found), torch.cdist(expected, expected), atol=1e-4, rtol=1e-4
     )
@@ -101,6 +145,8 @@ def test_padded_labels_of_something_else() -> None:
         (torch.zeros(4, 3), [0, 1, 2], "labels: expected 4 rows, as many as features, got 3"),
         (torch.zeros(2, 3), as_sparse(data()[1]), f"labels: expected 2 rows, .*, got {N}"),
         (torch.zeros(2, 3), [-1, -1], "labels: expected at least one label, got none"),
+        (torch.zeros(2, 3), [0, 1], r"features: expected a finite positive .* got 0\.0"),
+        (torch.full((2, 3), torch.inf), [0, 1], "features: expected a finite positive .* got inf"),
         (torch.zeros(2, 3), [0, V], f"labels: expected classes below {V}, got {V}"),
         (
             torch.zeros(2, 3),
@@ -129,7 +175,7 @@ def test_a_matrix_of_0_and_1_is_no_table_of_classes(kind: Any, dtype: Any) -> No
     matrix = kind(as_matrix(labels).astype(dtype))
     found = torch.rand(N, V).argsort(1)
     for use in (
-        lambda given: label_means(features, given, V).sum,
+        lambda given: label_means(features, given, V)[0],
         lambda given: torch.tensor(precision_at_k(found, given, V, 2)),
         lambda given: TreeEnsemble.from_features(F, V, features, given).nodes.root_bias,
     ):

@@ -14,8 +14,6 @@ from hstree._checks import (
     check_bool,
     check_choice,
     check_frequencies,
-    check_int,
-    check_number,
     check_seed,
 )
 from hstree._numerics import is_readable, is_transformed, log_sum_exp, sum_dtype
@@ -23,9 +21,7 @@ from hstree.heads.base import Head
 from hstree.heads.exclude import is_excluded
 from hstree.heads.losses import split_rows
 from hstree.heads.options import name_builder_options
-from hstree.heads.resizing import ClassChange
-from hstree.heads.tables import adopt_tables, check_entries, fill, saved_tables
-from hstree.heads.trees.fitting import fit_nodes
+from hstree.heads.tables import adopt_tables, check_entries, saved_tables
 from hstree.heads.trees.gate import GATES, UniformGate
 from hstree.heads.trees.layout import LEAF, Layout
 from hstree.heads.trees.nodes import Nodes
@@ -39,17 +35,15 @@ from hstree.heads.trees.queries import (
     sample_classes,
     search_classes,
 )
-from hstree.heads.trees.resizing import OldNodes, changed_trees, resized_parameters
 from hstree.heads.trees.shape import CONTEXTS, TreeShape, check_trees, draw_subsets
 from hstree.heads.tying import HasWeight
-from hstree.ops import leaf_order, mark_targets
+from hstree.ops import leaf_order
 from hstree.trees import Tree, label_means
 from hstree.trees.vectors import Context, count_classes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from hstree.heads.softmax import Softmax
 
 NODE_VECTORS = ("free", "leaves")
 
@@ -64,8 +58,8 @@ class TreeEnsemble(Head):
 
     A binary node decides by a sigmoid, and a wide node by a softmax over its children. A training
     step costs O(T (C + L) S) per row, for C children of the root and L nodes on a path,
-    independently of the number of classes. :meth:`from_counts`, :meth:`from_tokens`,
-    :meth:`from_features` and :meth:`from_linear` also build the trees.
+    independently of the number of classes. :meth:`from_counts`, :meth:`from_tokens` and
+    :meth:`from_features` also build the trees.
 
     Equivalent to :class:`Softmax` if T = 1 and the tree is one node with V children.
 
@@ -83,10 +77,9 @@ class TreeEnsemble(Head):
         node_vectors: ``"free"``: every node has its own vectors. ``"leaves"``: the classes of a
             leaf group (a node whose children are all classes) read one output embedding E [V, D] in
             every tree, with all features, and have a bias in each tree. The nodes above have their
-            own vectors; a child of a wide root that is a class adds its row of E. The trees can be
-            replaced during training: :meth:`relearn`. The vectors start at zero, so that the
-            untrained head gives the distribution of ``frequencies``; a given ``embedding`` keeps
-            its values.
+            own vectors; a child of a wide root that is a class adds its row of E. The vectors start
+            at zero, so that the untrained head gives the distribution of ``frequencies``; a given
+            ``embedding`` keeps its values.
         embedding: module whose weight is used as E, such as the model's input embedding or a
             softmax; None: the head gets its own.
         sparse: whether the vectors of binary nodes and of wide nodes below the root, and E with
@@ -176,7 +169,7 @@ class TreeEnsemble(Head):
             counts: number of occurrences of each class, real [V], none negative: a tensor on the
                 CPU, an array or a list.
             recipe: ``"huffman"`` or ``"random"``. For trees that group similar classes use
-                :meth:`from_tokens` or :meth:`from_linear`.
+                :meth:`from_tokens` or :meth:`from_features`.
             n_trees, root, leaf, levels: number and shape of the trees; None: the defaults of
                 :meth:`hstree.heads.TreeShape.for_classes`.
             seed: seed of the trees and of the feature subsets.
@@ -314,12 +307,11 @@ class TreeEnsemble(Head):
             >>> head.predict(torch.randn(5, 16)).shape
             torch.Size([5])
 
-        Source: :func:`hstree.trees.label_means`, :meth:`hstree.trees.ContextMeans.vectors`; Prabhu
-        et al., Parabel: Partitioned label trees for extreme classification, WWW 2018.
+        Source: :func:`hstree.trees.label_means`.
         """
         _check_names("from_features", options, frequencies="labels")
-        means = label_means(features, labels, n_classes, seed=seed)
-        frequencies = means.count.numpy()
+        vectors, counts = label_means(features, labels, n_classes, seed=seed)
+        frequencies = counts.numpy()
         shape = TreeShape.for_classes(
             n_classes,
             bool(options.get("sparse")),
@@ -328,8 +320,7 @@ class TreeEnsemble(Head):
             leaf=leaf,
             levels=levels,
         )
-        vectors = [means.vectors().numpy()]
-        trees = shape.build("cluster", n_classes, frequencies, vectors, seed)
+        trees = shape.build("cluster", n_classes, frequencies, [vectors.numpy()], seed)
         return cls._of_shape(shape, trees, in_features, frequencies, seed, options)
 
     @classmethod
@@ -346,133 +337,6 @@ class TreeEnsemble(Head):
         tied = options.get("embedding") is not None
         options.setdefault("node_vectors", shape.node_vectors(n_classes, tied))
         return cls(in_features, n_classes, trees, frequencies=frequencies, seed=seed, **options)
-
-    @classmethod
-    def from_linear(
-        cls,
-        linear: nn.Linear | Softmax,
-        trees: Sequence[Tree] | None = None,
-        *,
-        tied: bool = True,
-        vectors: npt.ArrayLike | Tensor | None = None,
-        at: Tensor | None = None,
-        n_trees: int | None = None,
-        root: int | None = None,
-        leaf: int | None = None,
-        levels: int | None = None,
-        frequencies: npt.ArrayLike | None = None,
-        seed: int = 0,
-        **options: Any,
-    ) -> Self:
-        r"""An ensemble that starts as an approximation of a trained softmax.
-
-        The scores at each node are those of the softmax to first order about a hidden vector
-        :math:`h_0`. The score of a child with the classes :math:`Y` below it is
-
-        .. math::
-            \log \sum_{y \in Y} e^{w_y \cdot h + b_y} \approx \log \sum_{y \in Y} e^{z_y}
-            + \frac{\sum_y e^{z_y} w_y}{\sum_y e^{z_y}} \cdot (h - h_0), \qquad
-            z_y = w_y \cdot h_0 + b_y
-
-        This is exact for a child that is a single class. The more similar the classes below a node
-        are, the closer is the approximation. A root over all classes is the softmax itself.
-        It is a start for training: :class:`hstree.heads.ScreenedSoftmax` is far closer to the
-        softmax, and faster.
-
-        Args:
-            linear: the softmax: weight [V, D], with or without a bias.
-            tied: use the weight of the softmax itself as the output embedding. The head then adds
-                T C D numbers for the roots of trees of two levels and T V for the biases of the
-                classes. Below the root it is exact, and it follows the softmax when that is
-                trained. The head has the dtype of the softmax. See :meth:`hstree.heads.Head.save`
-                for a file without the weight. False: vectors of its own at every node, or with
-                ``node_vectors="leaves"`` a copy of the weight.
-            trees: trees over the V classes; None: clustered by ``vectors``.
-            vectors: class vectors, real [V, F]; None: the rows of the weight. With the mean hidden
-                states of a sample, :meth:`hstree.trees.ContextMeans.vectors`, and their counts as
-                ``frequencies`` the approximation is closer.
-            at: the hidden vector h_0 [D]; None: 0, which suits a softmax with a bias. Without a
-                bias use the mean of some hidden vectors.
-            n_trees: number of clustered trees, T; None: 1.
-            root: width of the root, C; None: 1,024, or the smallest power of two that is at least
-                the square root of V if that is more, but at most V / 4. Up to 1,024 classes one
-                tree is the softmax itself.
-            leaf: size of the leaf groups, G; None: 64, or 1 with two levels or ``tied``.
-            levels: number of levels; see :meth:`from_counts`. None: any number of binary nodes
-                between the root and the leaf groups, or 2 with ``tied`` and without ``leaf``.
-            frequencies: class counts [V] that balance the clusters; None: all equal.
-            seed: seed of the trees and of the feature subsets.
-            **options: further arguments of the head, except ``embedding``. With
-                ``node_vectors="leaves"``, the default with ``tied``, the output embedding starts as
-                the weight of the softmax.
-
-        Raises:
-            ValueError: for ``node_vectors="free"`` with ``tied``; for ``embedding``, ``at`` of a
-                wrong shape, or ``vectors``, ``n_trees``, ``root``, ``leaf`` or ``levels`` together
-                with ``trees``.
-
-        Example:
-            >>> import torch, hstree
-            >>> linear, hidden = torch.nn.Linear(16, 1000), torch.randn(3, 16)
-            >>> head = hstree.TreeEnsemble.from_linear(linear)
-            >>> torch.allclose(head.log_prob(hidden), linear(hidden).log_softmax(-1), atol=1e-5)
-            True
-
-            Two levels that read the rows of the softmax:
-
-            >>> head = hstree.TreeEnsemble.from_linear(linear, root=32)
-            >>> head.output_embedding is linear.weight, head.nodes.root_weight.shape
-            (True, torch.Size([1, 32, 16]))
-        """
-        if "embedding" in options:
-            raise ValueError(
-                "embedding: expected no such option, because the vectors are those of linear, "
-                f"got {options['embedding']!r}"
-            )
-        if tied:
-            check_choice("node_vectors", options.setdefault("node_vectors", "leaves"), ("leaves",))
-        n_classes, in_features = linear.weight.shape
-        if at is not None and at.shape != (in_features,):
-            raise ValueError(f"at: expected shape [{in_features}], got {list(at.shape)}")
-        if trees is None:
-            if leaf is None and not tied:
-                leaf = 1 if levels == 2 else 64
-            rows = linear.weight if vectors is None else vectors
-            if isinstance(rows, Tensor):
-                rows = rows.detach().float().cpu().numpy()
-            shape = TreeShape.for_classes(
-                n_classes,
-                n_trees=n_trees or 1,
-                root=root,
-                leaf=leaf,
-                levels=levels,
-                usual_root=1024,
-            )
-            trees = shape.build("cluster", n_classes, frequencies, [rows], seed)
-        else:
-            given = {"n_trees": n_trees, "root": root, "leaf": leaf, "levels": levels}
-            for name, value in ({"vectors": vectors} | given).items():
-                if value is not None:
-                    raise ValueError(f"{name}: expected None together with trees, got {value!r}")
-        head = cls(
-            in_features,
-            n_classes,
-            trees,
-            embedding=linear if tied else None,
-            frequencies=frequencies,
-            seed=seed,
-            **options,
-        ).to(linear.weight.device, linear.weight.dtype if tied else None)
-        weight = linear.weight.detach()
-        bias = weight.new_zeros(n_classes) if linear.bias is None else linear.bias.detach()
-        nodes = head.nodes
-        if nodes.output_embedding is not None and not tied:
-            fill(nodes.output_embedding, weight)
-        if nodes.leaf_bias is not None:
-            fill(nodes.leaf_bias, bias.expand_as(nodes.leaf_bias))
-        of_trees = bias.double().cpu().expand(head.n_trees, -1)
-        nodes.expand(head.layout, weight, of_trees, at)
-        return head
 
     @property
     def trees(self) -> list[Tree]:
@@ -640,222 +504,6 @@ class TreeEnsemble(Head):
 
     # Other trees
 
-    def replace_trees(self, trees: Sequence[Tree], *, at: Tensor | None = None) -> list[str]:
-        r"""Take other trees over the same classes, with ``node_vectors="leaves"``.
-
-        The output embedding E, the biases of the classes and the gate stay. The vectors and biases
-        of the nodes above the leaf groups start as the first-order expansion of the scores
-        :math:`E_y \cdot h + b_{ty}` of the classes about a hidden vector :math:`h_0`; see
-        :meth:`from_linear`.
-
-        Parameters keep their identity, also where their shape changes. Optimizers must drop the
-        state of the parameters named in the result. A kind of nodes that the old trees did not
-        have gets new parameters, and one that the new trees do not have loses its own.
-        :class:`~torch.nn.parallel.DistributedDataParallel` must be applied again.
-
-        Args:
-            trees: as many trees as the present ones, with a root of the same width.
-            at: the hidden vector h_0 [D], such as the mean of some hidden vectors; None: 0.
-
-        Returns:
-            Names of the parameters that start anew.
-
-        Raises:
-            ValueError: for other ``node_vectors``, other numbers of trees, classes or children of
-                the root, or parameters that are sharded or on the meta device.
-
-        Example:
-            >>> import hstree
-            >>> from hstree.trees import build_ensemble
-            >>> trees = build_ensemble("random", 2000, 2, root=64, levels=2)
-            >>> head = hstree.TreeEnsemble(16, 2000, trees, node_vectors="leaves")
-            >>> head.replace_trees(build_ensemble("random", 2000, 2, seed=1, root=64, levels=2))
-            ['nodes.root_weight', 'nodes.root_bias']
-        """
-        trees = self._replacing(trees)
-        if at is not None and at.shape != (self.in_features,):
-            raise ValueError(f"at: expected shape [{self.in_features}], got {list(at.shape)}")
-        bias, nodes = self.nodes.class_bias(self.layout), self.nodes
-        self.layout = self._layout_of(trees)
-        names = nodes.restart(self.layout)
-        if nodes.leaf_bias is not None:
-            fill(nodes.leaf_bias, bias)
-        nodes.expand(self.layout, self.output_embedding, bias, at)
-        return [f"nodes.{name}" for name in names]
-
-    def _replacing(self, trees: Sequence[Tree]) -> list[Tree]:
-        """The trees that :meth:`replace_trees` takes; raises ValueError for other ones."""
-        if self.node_vectors != "leaves":
-            raise ValueError(
-                "trees: expected a head with node_vectors='leaves', whose output embedding "
-                f"outlives its trees, got {self.node_vectors!r}"
-            )
-        if any(parameter.is_meta for parameter in self.parameters()):
-            raise ValueError("trees: expected a head with data, got one on the meta device")
-        if any(hasattr(parameter, "device_mesh") for parameter in self.parameters()):
-            raise ValueError(
-                "trees: expected a head with whole parameters, got DTensor; replace the trees "
-                "before fully_shard"
-            )
-        checked = check_trees(trees, self.n_classes)
-        if len(checked) != self.n_trees:
-            raise ValueError(f"trees: expected {self.n_trees} trees, got {len(checked)}")
-        root_width = self.layout.trees[0].tree.root_width
-        if checked[0].root_width != root_width:
-            raise ValueError(
-                f"trees: expected roots of {root_width} children, got {checked[0].root_width}"
-            )
-        return checked
-
-    def _layout_of(self, trees: Sequence[Tree]) -> Layout:
-        """The tables of other trees with the same feature subsets, on the same device."""
-        old = self.layout
-        index = old.feature_index
-        layout = Layout(trees, leaf_groups=old.leaf_groups, feature_index=index)
-        layout.place_tables(old.tables_device)
-        return layout
-
-    def relearn(
-        self,
-        vectors: npt.ArrayLike | Tensor,
-        *,
-        at: Tensor | None = None,
-        seed: int | None = None,
-        frequencies: npt.ArrayLike | None = None,
-        tree_options: Mapping[str, Any] | None = None,
-        root: int | None = None,
-        leaf: int | None = None,
-        levels: int | None = None,
-    ) -> list[str]:
-        """:meth:`replace_trees` by trees that cluster the classes by the given vectors.
-
-        Args:
-            vectors: class vectors, real [V, F], such as those of
-                :class:`hstree.trees.ContextMeans`.
-            at: see :meth:`replace_trees`.
-            seed: seed of the trees; None: that of the head.
-            frequencies: class counts [V] that balance the clusters, such as
-                ``ContextMeans.count``; None: those the head was built with, which a loaded head
-                does not know.
-            tree_options: see :meth:`from_tokens`.
-            root, leaf, levels: shape of the trees, see
-                :class:`hstree.heads.TreeShape`; None: that of the present trees, with their
-                height as ``levels`` if it is 2 or 3 and ``leaf`` is not given, and their widest
-                group as ``leaf``.
-
-        Returns:
-            Names of the parameters that start anew.
-
-        Raises:
-            ValueError: as in :meth:`replace_trees`, or for vectors of a wrong shape.
-
-        Example:
-            >>> import torch, hstree
-            >>> head = hstree.TreeEnsemble.from_counts(
-            ...     16, range(2000, 0, -1), root=64, levels=2, node_vectors="leaves")
-            >>> head.relearn(torch.randn(2000, 8))
-            ['nodes.root_weight', 'nodes.root_bias']
-        """
-        height = max(tree.height for tree in self.trees)
-        if levels is None and leaf is None and height in (2, 3):
-            levels = height
-        if leaf is None:
-            leaf = 1 if levels == 2 else max(1, self.layout.max_group)
-        if root is None:
-            root = self.trees[0].root_width
-        rows = vectors.detach().cpu().numpy() if isinstance(vectors, Tensor) else vectors
-        trees = TreeShape(self.n_trees, root, leaf, levels).build(
-            "cluster",
-            self.n_classes,
-            self.frequencies if frequencies is None else frequencies,
-            [rows],
-            self.seed if seed is None else seed,
-            tree_options,
-        )
-        return self.replace_trees(trees, at=at)
-
-    def fit_nodes(
-        self,
-        hidden: Tensor,
-        target: Tensor,
-        *,
-        epochs: int = 3,
-        batch_size: int = 1024,
-        learning_rate: float = 0.01,
-        seed: int = 0,
-    ) -> None:
-        r"""Fit the nodes above the leaf groups to contexts, with ``node_vectors="leaves"``.
-
-        Minimizes the mean over the contexts and the trees of
-
-        .. math::
-            -\sum_{n \in \mathrm{path}_t(y)} \log P_t(\text{child} \mid n, h)
-
-        over the nodes n above the leaf groups, for the class y that followed, by Adam with a cosine
-        schedule. The output embedding, the biases of the classes and the gate stay. The first-order
-        expansion that :meth:`replace_trees`, :meth:`relearn` and :meth:`from_linear` start the
-        nodes from is coarse: call this after them, before training continues.
-
-        Args:
-            hidden: context vectors, floating point [N, D], such as those of a sample of the
-                training text.
-            target: classes, int64 [N], in [0, V) or ``ignore_index``.
-            epochs: passes over the contexts, at least 1.
-            batch_size: contexts of a step.
-            learning_rate: of the first step.
-            seed: seed of the order of the contexts.
-
-        Raises:
-            ValueError: for other ``node_vectors``, a wrong shape or a value out of range.
-
-        Example:
-            >>> import torch, hstree
-            >>> head = hstree.TreeEnsemble.from_counts(
-            ...     16, range(2000, 0, -1), root=64, levels=2, node_vectors="leaves")
-            >>> hidden, target = torch.randn(500, 16), torch.randint(2000, (500,))
-            >>> before = head(hidden, target).loss
-            >>> head.fit_nodes(hidden, target)
-            >>> bool(head(hidden, target).loss < before)
-            True
-        """
-        if self.node_vectors != "leaves":
-            raise ValueError(
-                "node_vectors: expected 'leaves', whose nodes above the leaf groups can be fitted "
-                f"alone, got {self.node_vectors!r}"
-            )
-        rows = len(target)
-        if hidden.shape != (rows, self.in_features) or not hidden.is_floating_point():
-            raise ValueError(
-                f"hidden: expected floating point of shape [{rows}, {self.in_features}], got "
-                f"{hidden.dtype} of shape {list(hidden.shape)}"
-            )
-        fit_nodes(
-            self.nodes,
-            self.layout,
-            hidden,
-            mark_targets(target, self.n_classes, self.ignore_index),
-            epochs=check_int("epochs", epochs, 1),
-            batch_size=check_int("batch_size", batch_size, 1),
-            learning_rate=check_number("learning_rate", learning_rate, positive=True),
-            seed=check_seed(seed),
-        )
-
-    def resize_classes(self, change: ClassChange) -> None:
-        like = next(self.parameters(), torch.empty(0))
-        given, log_shares = change.log_shares(), np.empty(0)
-        if given is not None:
-            log_shares = given.numpy()
-        elif change.added:  # the geometric mean of the shares where the hidden vector is zero
-            zero = like.new_zeros(1, self.in_features)
-            log_prob = self.class_log_prob(zero)[0].double().cpu()
-            log_shares = np.full(change.added, float(log_prob[log_prob.isfinite()].mean()))
-        old = OldNodes(self.nodes, self.layout, like)
-        changed = changed_trees(self.trees, change, old.bias)
-        self.n_classes = change.new
-        self.layout = self._layout_of([each.tree for each in changed])
-        parameters = resized_parameters(old, self.layout, changed, change, log_shares)
-        self.nodes.set_parameters(parameters, tied=change.embedding is not None)
-
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self._reset_nodes()
@@ -926,7 +574,6 @@ for _builder, _given in (
     ("from_counts", ("frequencies",)),
     ("from_tokens", ()),
     ("from_features", ("frequencies",)),
-    ("from_linear", ("embedding",)),
 ):
     name_builder_options(TreeEnsemble, _builder, _given)
 

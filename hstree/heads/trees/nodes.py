@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hstree._numerics import batched_product, batched_scores, is_cast, linear_scores
 from hstree.heads.losses import tempered
 from hstree.heads.tables import fill
-from hstree.heads.trees.layout import BINARY, KINDS, LEAF, ROOT, WIDE, Layout, TreeLayout
+from hstree.heads.trees.layout import BINARY, KINDS, LEAF, ROOT, WIDE, Layout
 from hstree.heads.tying import HasWeight, TyingError, weight_to_tie
 from hstree.ops._row_sparse import with_rows
 from hstree.ops.feature_gather import feature_gather
@@ -382,12 +382,6 @@ class Nodes(nn.Module):
         assert self.output_embedding is not None
         return self.output_embedding
 
-    def own_parameters(self) -> dict[str, nn.Parameter]:
-        """Vectors and biases of the nodes above the leaf groups, by name."""
-        names = [name for block in NODE_BLOCKS for name in (block.weight_name, block.bias_name)]
-        found = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in found.items() if value is not None}
-
     def sparse_parameters(self) -> list[nn.Parameter]:
         """Parameters with row-sparse gradients. A tied embedding belongs to the model, whose own
         part of the gradient may be dense."""
@@ -410,88 +404,6 @@ class Nodes(nn.Module):
                 nn.init.zeros_(weight)
             if bias is not None:
                 fill(bias, values)
-
-    def set_parameters(self, parameters: Mapping[str, Tensor | None], *, tied: bool) -> None:
-        """Replace parameters by those of another number of classes."""
-        self.tied = tied
-        for name, parameter in parameters.items():
-            setattr(self, name, parameter)
-
-    @torch.no_grad()
-    def expand(self, layout: Layout, weight: Tensor, bias: Tensor, at: Tensor | None) -> None:
-        """Set the nodes that have vectors of their own to the first-order expansion of the scores
-        w_y . h + b_ty of the classes about ``at`` [D]; None: 0.
-
-        Args:
-            layout: tables of the trees.
-            weight: class vectors w [V, D].
-            bias: class biases b [T, V], float64 on the CPU.
-            at: the hidden vector h_0 [D].
-        """
-        weight = weight.detach().double().cpu()
-        origin = weight.new_zeros(weight.shape[1]) if at is None else at.detach().double().cpu()
-        scores, index = weight @ origin, layout.feature_index
-        for t, of_tree in enumerate(layout.trees):
-            subset = slice(None) if index is None else index[t].long().cpu()
-            mean, log_mass = _expansion(of_tree, weight[:, subset], scores + bias[t])
-            for block in NODE_BLOCKS:
-                edge = of_tree.edge[block.kind]
-                if not len(edge):
-                    continue
-                own_weight, own_bias = (
-                    getattr(self, name) for name in (block.weight_name, block.bias_name)
-                )
-                vectors, offset = block.of_edges(mean, edge), block.of_edges(log_mass, edge)
-                # offset + w . (h - h_0) = (offset - w . h_0) + w . h
-                own_bias[t, : len(edge)] = (offset - vectors @ origin[subset]).to(own_bias)
-                if own_weight is not None:
-                    own_weight[t, : len(edge)] = vectors.to(own_weight)
-        if layout.leaf_groups and self.root_weight is not None:
-            self.root_weight.flatten(0, 1)[layout.root_row] = 0.0  # they read E
-
-    @torch.no_grad()
-    def class_bias(self, layout: Layout) -> Tensor:
-        """Bias [T, V] of each class in each tree, float64 on the CPU: that of its leaf group or,
-        for a child of a wide root, that of the root's row."""
-        bias = torch.zeros(layout.n_trees, layout.n_classes, dtype=torch.float64)
-        if self.leaf_bias is not None:
-            bias = self.leaf_bias.double().cpu().clone()
-        if self.root_bias is not None:
-            root_bias = self.root_bias.double().cpu()
-            for t, of_tree in enumerate(layout.trees):
-                row, classes = of_tree.root_classes()
-                bias[t, classes.astype(np.int64)] = root_bias[t, row]
-        return bias
-
-    @torch.no_grad()
-    def restart(self, layout: Layout) -> list[str]:
-        """Give the nodes above the leaf groups the shapes of another layout, with zeros, and return
-        the names of their parameters. Parameters keep their identity."""
-        for name, shape in self._shapes(layout).items():
-            parameter = getattr(self, name)
-            if name == "leaf_bias":
-                continue
-            if shape is None:
-                self.register_parameter(name, None)
-                continue
-            if parameter is None:
-                empty = self.class_vectors().new_empty(shape)
-                self.register_parameter(name, nn.Parameter(empty))
-            elif parameter.shape != shape:
-                _set_shape(parameter, shape)
-            getattr(self, name).zero_()
-            getattr(self, name).grad = None
-        return list(self.own_parameters())
-
-
-def _set_shape(parameter: nn.Parameter, shape: tuple[int, ...]) -> None:
-    """Give a parameter uninitialized data of another shape."""
-    data = parameter.new_empty(shape)
-    # The last loss may still hold the node that accumulates its gradient, which expects the old
-    # shape. Data of another dtype makes the parameter drop that node.
-    other = torch.float64 if parameter.dtype != torch.float64 else torch.float32
-    parameter.data = parameter.new_empty(0, dtype=other)
-    parameter.data = data
 
 
 def _log_odds(layout: Layout, frequencies: FloatArray) -> list[FloatArray]:
@@ -520,31 +432,3 @@ def _log_odds(layout: Layout, frequencies: FloatArray) -> list[FloatArray]:
             values = mass if block is BinaryBlock else share
             biases[block.kind][t, : len(edge)] = block.of_edges(values, edge)
     return biases
-
-
-def _expansion(layout: TreeLayout, vectors: Tensor, log_mass: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean vector [E, S] and log-mass [E] of the classes below each edge. To first order they are
-    the score of a child: log sum_y m_y exp(v_y . x) over the classes y below it ~ log sum_y m_y +
-    (sum_y m_y v_y / sum_y m_y) . x.
-
-    Args:
-        layout: layout of the tree.
-        vectors: class vectors v [V, S], float64.
-        log_mass: logarithms of the class masses m [V], float64.
-    """
-    tree, edges = layout.tree, layout.tree.edges()
-    largest = log_mass.max()
-    mass = (log_mass - largest).clamp(min=-600.0).exp()  # none is zero
-    of_edge = vectors.new_zeros(tree.n_edges, 1 + vectors.shape[1])  # mass, mass * vector
-    leaf = np.flatnonzero(edges.child_node < 0)
-    classes = torch.from_numpy(tree.order[edges.begin[leaf]].astype(np.int64))
-    of_edge[torch.from_numpy(leaf)] = torch.cat(
-        [mass[classes, None], mass[classes, None] * vectors[classes]], 1
-    )
-    # From the bottom up, so that an edge has all that is below it before it is added to the one
-    # above.
-    for depth in range(int(edges.depth.max(initial=0)), 0, -1):
-        here = np.flatnonzero(edges.depth == depth)
-        above = torch.from_numpy(edges.parent_edge[here].astype(np.int64))
-        of_edge.index_add_(0, above, of_edge[torch.from_numpy(here)])
-    return of_edge[:, 1:] / of_edge[:, :1], of_edge[:, 0].log() + largest

@@ -23,11 +23,11 @@ MANY_CLASSES = 1 << 16
 FLAT_CLASSES = 1024
 TWO_LEVEL_CLASSES = 12_000
 GROUP = 16
+USUAL_ROOT = 256
 
 BUILD_TREES = (
     "to build trees from class counts call TreeEnsemble.from_counts(in_features, counts), from a "
-    "text from_tokens, from features and labels from_features, from a trained softmax from_linear; "
-    "the number of trees is their n_trees"
+    "text from_tokens, from features and labels from_features; the number of trees is their n_trees"
 )
 
 
@@ -67,7 +67,6 @@ class TreeShape:
         root: int | None = None,
         leaf: int | None = None,
         levels: int | None = None,
-        usual_root: int = 256,
     ) -> Self:
         """The values given, and defaults for None.
 
@@ -90,7 +89,6 @@ class TreeShape:
             n_classes: number of classes, V.
             sparse: whether the gradients are row-sparse.
             n_trees, root, leaf, levels: values of the shape.
-            usual_root: what the default of ``root`` has in place of 256.
         """
         flat = n_classes <= FLAT_CLASSES
         if n_trees is None:
@@ -99,7 +97,7 @@ class TreeShape:
             root = n_classes
         elif root is None:
             square_root = 1 << ((n_classes - 1).bit_length() + 1) // 2
-            root = max(1, min(max(usual_root, square_root), n_classes // 4))
+            root = max(1, min(max(USUAL_ROOT, square_root), n_classes // 4))
         if leaf is None and levels is None and root > 2:
             if sparse and n_classes > TWO_LEVEL_CLASSES:
                 leaf = GROUP

@@ -21,7 +21,7 @@ from hstree.lm.models import AWDLSTM, LanguageModel
 from .names import CheckpointError
 
 METADATA_KEY, STATE_KEY = "hstree.model", "hstree.training"
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 
 
 def _model_content(model: LanguageModel) -> tuple[dict[str, Tensor], dict[str, Any]]:

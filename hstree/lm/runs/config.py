@@ -182,15 +182,6 @@ class TrainConfig:
         "updated",
         heads=("trees", "sampled", "forest"),
     )
-    relearn_trees: tuple[int, ...] = in_head(
-        (),
-        "forest, trees with node_vectors=leaves: build the trees anew before each of these epochs, "
-        "from the mean hidden state before each word of the training text; 2: after the first one",
-        at_least(2),
-        metavar="EPOCH[,EPOCH]",
-        heads=FOREST,
-        inherited=False,
-    )
     all_classes: float = in_head(
         0.0,
         "sampled, forest with negatives: share of the steps, the last ones, that score all classes",
@@ -374,24 +365,20 @@ class TrainConfig:
         self.head_options()
 
     def head_options(self) -> dict[str, Any]:
-        """Options for :func:`hstree.heads.build_head`: the learning-rate factor, the settings of
-        the group "head" that the head reads, and every ``head_option``.
+        """Options for :func:`hstree.heads.build_head`: the settings of the group "head" that the
+        head reads, and every ``head_option``.
 
         Raises:
             ConfigError: a ``head_option`` that has a flag of its own, or that would change what a
                 perplexity is.
         """
-        options: dict[str, Any] = {"learning_rate_factor": self.head_learning_rate_factor}
         read = [name for name, heads in READ_BY.items() if self.head in heads]
-        options |= {name: getattr(self, name) for name in read if name not in READ_BY_TRAINER}
-        flags = {"tied": "tied", "learning_rate_factor": "head_learning_rate_factor"}
-        flags |= {name: name for name in read}
+        options = {name: getattr(self, name) for name in read if name not in READ_BY_TRAINER}
         more = parse_options(self.head_option)
         for name, value in more.items():
-            if name in flags:
+            if name in ("tied", *read):
                 raise ConfigError(
-                    f"--head-option: expected --{flag_name(flags[name])} for {name!r}, got "
-                    f"{name}={value}"
+                    f"--head-option: expected --{flag_name(name)} for {name!r}, got {name}={value}"
                 )
             if name in ("ignore_index", "reduction"):
                 raise ConfigError(
@@ -454,7 +441,7 @@ READ_BY = {
 }
 """The heads that read a setting of the output layer, where not all heads do."""
 
-READ_BY_TRAINER = frozenset({"relearn_trees", "all_classes"})
+READ_BY_TRAINER = frozenset({"all_classes"})
 """Those of them that are no option of the head."""
 
 HEAD_SETTINGS = frozenset(names_where(TrainConfig, group="head")) - {"tied"}

@@ -7,7 +7,6 @@ import dataclasses
 from typing import Any
 
 from hstree.heads import head_names
-from hstree.lm._messages import quoted
 
 from .config import TrainConfig
 from .device import choose_device, set_threads
@@ -42,7 +41,7 @@ def add_config_arguments(
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         else:
-            options["type"] = _numbers if item is int else item or kind
+            options["type"] = item or kind
             if field.metadata["choices"]:
                 options["choices"] = field.metadata["choices"]
             else:
@@ -61,16 +60,6 @@ def config_values(arguments: argparse.Namespace) -> dict[str, Any]:
             value = getattr(arguments, field.name)
             values[field.name] = tuple(value) if isinstance(value, list) else value
     return values
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """Whole numbers separated by commas."""
-    try:
-        return tuple(int(number) for number in text.split(",")) if text else ()
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"expected whole numbers separated by commas, got {quoted(text)}"
-        ) from None
 
 
 def open_run(arguments: argparse.Namespace) -> tuple[Run, TrainConfig]:

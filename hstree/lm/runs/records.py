@@ -24,9 +24,7 @@ def perplexity(loss: float) -> float:
 class EpochRecord:
     """Figures of an epoch; a line of metrics.jsonl. Losses are in nats per token, speeds include
     training only. ``averaged``: the validation loss is that of the averaged weights. ``sampled``:
-    the training loss is an estimate from sampled classes, too low on average. ``relearn_seconds``:
-    the part of ``seconds`` in which the trees were re-learned before the first step; 0: they were
-    not."""
+    the training loss is an estimate from sampled classes, too low on average."""
 
     epoch: int
     step: int
@@ -38,7 +36,6 @@ class EpochRecord:
     seconds: float
     averaged: bool = False
     sampled: bool = False
-    relearn_seconds: float = 0.0
 
     @property
     def train_perplexity(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -57,16 +57,6 @@ class Processes:
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor)
         return tensor.tolist()
-
-    @torch.no_grad()
-    def add(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor by its sum over the processes, bitwise the same on all."""
-        if self.size > 1:
-            for tensor in tensors:
-                total = tensor.to(self.device, copy=True)
-                dist.reduce(total, dst=0)
-                dist.broadcast(total, src=0)
-                tensor.copy_(total)
 
     def from_main(self, value: _Value) -> _Value:
         """The value of the first process."""

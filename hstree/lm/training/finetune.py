@@ -39,12 +39,12 @@ def finetuning(origin: str | os.PathLike[str], /, **changes: Any) -> TrainConfig
 
 
 def starting_model(config: TrainConfig, run: Run) -> LanguageModel:
-    """The model of a run, with the dropouts, the noise and the head's learning rate of a
-    configuration. Raises ConfigError if another setting of the model or the head differs."""
+    """The model of a run, with the dropouts and the noise of a configuration. Raises ConfigError if
+    another setting of the model or the head differs."""
     for field in dataclasses.fields(TrainConfig):
         mine, theirs = getattr(config, field.name), getattr(run.config, field.name)
         fixed = field.metadata["group"] in ("data", "model", "head")
-        fixed = fixed and field.name not in ("data", "column", "relearn_trees", *TRAINING_NOISE)
+        fixed = fixed and field.name not in ("data", "column", *TRAINING_NOISE)
         if fixed and mine != theirs:
             raise ConfigError(
                 f"--{flag_name(field.name)}: expected {theirs!r} as in {run.path}, the run to "
@@ -53,5 +53,4 @@ def starting_model(config: TrainConfig, run: Run) -> LanguageModel:
     model = run.model
     for name in TRAINING_NOISE:
         setattr(model.backbone, name, getattr(config, name))
-    model.head.learning_rate_factor = config.head_learning_rate_factor
     return model

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hstree.heads import Head
 from hstree.lm.models import LanguageModel
 from hstree.lm.runs import ConfigError, TrainConfig
 from hstree.lm.runs.config import SHORTEST_WINDOW
@@ -47,7 +48,7 @@ def build_optimizers(
     if embedding.sparse:
         dense[0]["params"] = [p for p in backbone if p is not embedding.weight]
         sparse.append({"params": [embedding.weight], "factor": 1.0, "weight_decay": 0.0})
-    for group in model.head.parameter_groups(rate, decay, decay_biases=True):
+    for group in _head_groups(model.head, config):
         own = [p for p in group["params"] if id(p) not in taken]
         taken |= {id(parameter) for parameter in own}
         factor = group["lr"] / rate
@@ -81,17 +82,27 @@ def build_optimizers(
     return optimizers
 
 
-def keep_state(
-    old: Iterable[Optimizer], new: Iterable[Optimizer], *, leave_out: Iterable[nn.Parameter] = ()
-) -> None:
-    """Hand the state of the parameters in ``old`` optimizers to the ``new`` optimizers of the same
-    model, except for the parameters ``leave_out``, which start without."""
-    state = {p: values for optimizer in old for p, values in optimizer.state.items()}
-    for parameter in leave_out:
-        state.pop(parameter, None)
-    for optimizer in new:
-        for group in optimizer.param_groups:
-            optimizer.state.update({p: state[p] for p in group["params"] if p in state})
+def _head_groups(head: Head, config: TrainConfig) -> list[dict[str, Any]]:
+    """The groups of the head, where biases decay as weights do, as in the training of published
+    perplexities, and all are in the order of the head's parameters. The parameters of a function of
+    the logits keep the weight decay of their own."""
+    of_function = {id(p) for p in getattr(head, "function", nn.Module()).parameters()}
+    factor = config.head_learning_rate_factor
+    groups = head.parameter_groups(config.learning_rate, config.weight_decay, factor=factor)
+    apart = [g for g in groups if any(id(p) in of_function for p in g["params"])]
+    rates: dict[float, set[int]] = {}
+    for group in groups:
+        if not any(group is other for other in apart):
+            rates.setdefault(group["lr"], set()).update(map(id, group["params"]))
+    own = [
+        {
+            "params": [p for p in head.parameters() if id(p) in those],
+            "lr": rate,
+            "weight_decay": config.weight_decay,
+        }
+        for rate, those in rates.items()
+    ]
+    return own + apart
 
 
 @contextmanager

@@ -14,7 +14,7 @@ A name is a corpus and a head: ``ptb-softmax``, ``wt2-mos``. Every value has a s
 - DOC has the settings of Takase et al., Direct output connection (2018), and of its code.
 - The presets of the head ``trees`` are not published. They use the backbone and the learning rate
   of the softmax: the factor of 8 that suits AdamW makes SGD at 20 diverge. The four trees share
-  their output embedding at the leaves, and are re-learned after the first epoch.
+  their output embedding at the leaves.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def preset(name: str, **changes: Any) -> TrainConfig:
         name: a key of :data:`PRESETS`.
         **changes: fields of :class:`TrainConfig` that replace those of the preset. A
             ``head_option`` replaces only the option of the same name; with another ``head`` the
-            options of the preset are dropped, and so is ``relearn_trees``.
+            options of the preset are dropped.
 
     Raises:
         ConfigError: an unknown name, or a value that is not valid.
@@ -77,8 +77,7 @@ def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     """Settings with changes, as those of :func:`preset`."""
     head = settings.get("head", TrainConfig.head)
     if changes.get("head", head) != head:
-        dropped = ("head_option", "relearn_trees")
-        return {name: settings[name] for name in settings if name not in dropped} | dict(changes)
+        return {k: v for k, v in settings.items() if k != "head_option"} | dict(changes)
     given = tuple(changes.get("head_option", ()))
     replaced = parse_options(given).keys()
     kept = [

@@ -138,7 +138,7 @@ _MOS_PLIF = {
 }
 _GATES = _from("hstree", gate_features=64)
 _MIXTAPE = {"ptb": _MOS["ptb"] | _GATES, "wt2": _assumed(_MOS["wt2"]) | _GATES}
-_TREES = _from("hstree", n_trees=4, root=1024, gate="context", relearn_trees=(2,))
+_TREES = _from("hstree", n_trees=4, root=1024, gate="context")
 
 
 def _heads(corpus: str) -> dict[str, Values]:

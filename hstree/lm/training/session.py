@@ -369,12 +369,6 @@ class Session:
                 f"weights will not be averaged: --averaging-epoch is {config.averaging_epoch}, "
                 f"--epochs is {config.epochs}"
             )
-        late = [epoch for epoch in config.relearn_trees if epoch > config.epochs]
-        if late:
-            self.reporter.message(
-                f"trees will not be re-learned before epoch {', '.join(map(str, late))}: --epochs "
-                f"is {config.epochs}"
-            )
 
     # Epochs
 
@@ -407,7 +401,7 @@ class Session:
             summary = self._summarize(best)
             self._write({names.SUMMARY: summary.to_json().encode()})
             result = best.cpu(), summary
-        result = self.processes.from_main(result)  # the best model may have other trees
+        result = self.processes.from_main(result)
         assert result is not None
         model, summary = result
         model.to(self.processes.device)
@@ -415,12 +409,6 @@ class Session:
 
     def _steps(self) -> None:
         trainer = self.trainer
-        if trainer.begin_epoch():
-            self.reporter.message(
-                f"trees re-learned before epoch {trainer.position.epoch}, "
-                f"{trainer.position.relearn_seconds:.1f} s"
-                + ("; averaging of the weights begins again" if trainer.averaging else "")
-            )
         for step in trainer.steps():
             try:
                 for follower in self.followers:
@@ -460,10 +448,9 @@ class Session:
             valid_loss=valid_loss,
             best=is_best,
             tokens_per_second=position.tokens_per_second,
-            seconds=position.relearn_seconds + position.seconds + time.perf_counter() - begin_time,
+            seconds=position.seconds + time.perf_counter() - begin_time,
             averaged=trainer.averaging,
             sampled=trainer.sampled,
-            relearn_seconds=position.relearn_seconds,
         )
         self.records.append(record)
         self.best = record if is_best else self.best

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Iterator
@@ -24,13 +23,11 @@ from hstree.optim import clip_grad_norm_
 from .distributed import Processes
 from .optimizer import (
     build_optimizers,
-    keep_state,
     non_monotone,
     scheduled_learning_rate,
     set_learning_rate,
     window_lengths,
 )
-from .relearning import check_relearnable, relearn
 
 
 class TrainingError(RuntimeError):
@@ -47,7 +44,6 @@ class Position:
     loss: float = 0.0  # sum over the targets of the epoch so far, in nats
     tokens: int = 0  # number of these targets
     seconds: float = 0.0  # of the steps of the epoch
-    relearn_seconds: float = 0.0  # of re-learning the trees before them
     learning_rate: float = 0.0  # of the last step, for a window of ``bptt`` time steps
 
     @property
@@ -120,7 +116,7 @@ class Trainer:
         model: the model, on the training device.
         corpus: class ids of the model.
         config: batch size, windows, optimizer, learning rates, schedule, clipping, penalties,
-            averaging, epochs, re-learning of trees, the share of steps with all classes.
+            averaging, epochs, the share of steps with all classes.
         processes: the processes that share the batch; each calls the same methods.
 
     Attributes:
@@ -130,7 +126,7 @@ class Trainer:
 
     Raises:
         ValueError: the training text is too small for the batch, averaged SGD does not support the
-            head, its trees cannot be re-learned, or it samples no classes to begin with.
+            head, or it samples no classes to begin with.
     """
 
     def __init__(
@@ -144,8 +140,6 @@ class Trainer:
         self.config = config
         self.device = model.backbone.embedding.weight.device
         self.processes = processes or Processes(0, 1, self.device)
-        if config.relearn_trees:
-            check_relearnable(model.head)
         head = model.head
         self._samples = isinstance(head, ClassSampler) and head.negatives is not None
         # Other heads do not read the setting.
@@ -173,60 +167,33 @@ class Trainer:
             if from_start or config.finetune is not None:
                 self.optimizers, self.averaging = averaged, True
         full_streams = (len(corpus.train) - 1) // len(self.streams)
-        self._always_targets = (
+        always_targets = (
             full_streams > self.streams.batch_size - config.batch_size // config.accumulate
         )
-        self._own_objective = _Objective(model, config)
-        self._take_parameters()
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.objective = self.processes.wrap(
+            _Objective(model, config),
+            may_skip_parameters=head.may_skip_parameters or not always_targets,
+        )
         self.position = Position()
         self.states: list[State | None] = [None] * config.accumulate
         self.in_epoch = False
 
-    def _take_parameters(self) -> None:
-        """Note the trainable parameters, and wrap the objective for several processes."""
-        model = self.model
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.objective = self.processes.wrap(
-            self._own_objective,
-            may_skip_parameters=model.head.may_skip_parameters or not self._always_targets,
-        )
-
-    def begin_epoch(self) -> bool:
-        """Begin the next epoch, if none is in progress; if ``config.relearn_trees`` says so,
-        re-learn the trees of the head first. Returns whether it did."""
-        if self.in_epoch:
-            return False
-        position, begin = self.position, time.perf_counter()
-        relearns = position.epoch + 1 in self.config.relearn_trees
-        if relearns:
-            self._relearn_trees(position.epoch + 1)
+    def _begin_epoch(self) -> None:
+        position = self.position
         self.in_epoch = True
         position.epoch += 1
         position.time_step = position.tokens = 0
         position.loss = position.seconds = 0.0
-        position.relearn_seconds = time.perf_counter() - begin if relearns else 0.0
         self.states = [None] * self.config.accumulate
-        return relearns
-
-    def _relearn_trees(self, epoch: int) -> None:
-        """Re-learn the trees. The optimizers keep the state of all other parameters; averages of
-        weights start again."""
-        # The reducer of DistributedDataParallel holds on to the parameters and their shapes.
-        self.objective = self._own_objective
-        gc.collect()
-        restarted = relearn(self.model, self.streams, self.config, epoch, self.processes)
-        optimizers = build_optimizers(self.model, self.config, averaged=self.averaging)
-        if not self.averaging:
-            keep_state(self.optimizers, optimizers, leave_out=restarted)
-        self.optimizers = optimizers
-        self._take_parameters()
 
     def steps(self) -> Iterator[Step]:
-        """Make one pass over the training text, or the rest of a pass after :meth:`restore` or
-        :meth:`begin_epoch`. :meth:`state` can be saved between two steps. Raises TrainingError if
-        the loss is not finite."""
+        """Make one pass over the training text, or the rest of a pass after :meth:`restore`.
+        :meth:`state` can be saved between two steps. Raises TrainingError if the loss is not
+        finite."""
         position = self.position
-        self.begin_epoch()
+        if not self.in_epoch:
+            self._begin_epoch()
         self.model.train()
         remaining = len(self.streams) - position.time_step
         config = self.config

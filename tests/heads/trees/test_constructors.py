@@ -12,7 +12,7 @@ import torch
 import hstree
 from hstree import TreeEnsemble
 from hstree.heads.trees import TreeShape
-from hstree.trees import build_ensemble, huffman_tree, random_tree, word_vectors
+from hstree.trees import build_ensemble, random_tree, word_vectors
 
 D = 6
 
@@ -33,11 +33,6 @@ def from_tokens(n_classes: int, **options: Any) -> TreeEnsemble:
     return TreeEnsemble.from_tokens(D, n_classes, text_of(n_classes), **options)
 
 
-def from_linear(n_classes: int, **options: Any) -> TreeEnsemble:
-    torch.manual_seed(0)
-    return TreeEnsemble.from_linear(torch.nn.Linear(D, n_classes), **options)
-
-
 def from_features(n_classes: int, **options: Any) -> TreeEnsemble:
     features = np.random.default_rng(0).standard_normal((2000, 3))
     return TreeEnsemble.from_features(D, n_classes, features, text_of(n_classes), **options)
@@ -47,7 +42,6 @@ CONSTRUCTORS: list[Callable[..., TreeEnsemble]] = [
     from_counts,
     from_tokens,
     from_features,
-    from_linear,
 ]
 every_way = pytest.mark.parametrize("build", CONSTRUCTORS)
 
@@ -68,9 +62,8 @@ def test_defaults_for_every_size(build: Callable[..., TreeEnsemble], n_classes: 
     """A step, probabilities of one, the most probable classes, a draw."""
     head = build(n_classes)
     assert (head.in_features, head.n_classes) == (D, n_classes)
-    few = build is from_linear or n_classes <= 1024
-    assert head.n_trees == (1 if few else 4)
     flat = n_classes <= 1024
+    assert head.n_trees == (1 if flat else 4)
     assert (head.trees[0].root_width == n_classes) == (flat and n_classes > 1)
     hidden, target = torch.randn(5, D), torch.randint(n_classes, (5,))
     loss = head(hidden, target).loss
@@ -210,25 +203,6 @@ def test_from_tokens_clusters_word_vectors() -> None:
         assert head.sparse
 
 
-def test_from_linear_clusters_alike_rows() -> None:
-    """Groups of equal rows are found, so that the trees are the softmax; up to 1,024 classes they
-    are in any case."""
-    torch.manual_seed(0)
-    linear = torch.nn.Linear(D, 1600)
-    with torch.no_grad():
-        linear.weight.copy_(3 * torch.randn(32, D).repeat_interleave(50, 0))
-    hidden = torch.randn(9, D)
-    expected = linear(hidden).log_softmax(1)
-    head = TreeEnsemble.from_linear(linear, root=32)
-    torch.testing.assert_close(head.log_prob(hidden), expected, rtol=1e-4, atol=1e-4)
-    small = torch.nn.Linear(D, 1024, dtype=torch.bfloat16)
-    head = TreeEnsemble.from_linear(small, tied=False)
-    expected = small.float()(hidden).log_softmax(1)
-    torch.testing.assert_close(head.log_prob(hidden), expected, rtol=1e-4, atol=1e-4)
-    heavy = TreeEnsemble.from_linear(linear, frequencies=counts_of(1600))
-    assert heavy.trees != TreeEnsemble.from_linear(linear).trees
-
-
 @pytest.mark.parametrize(
     ("trees", "match"),
     [
@@ -245,15 +219,9 @@ def test_from_linear_clusters_alike_rows() -> None:
 def test_what_is_no_list_of_trees(trees: Any, match: str) -> None:
     with pytest.raises(TypeError, match=match):
         TreeEnsemble(D, 3, trees)
-    with pytest.raises(TypeError, match=match):
-        TreeEnsemble.from_linear(torch.nn.Linear(D, 3), trees)
 
 
 def test_bad_arguments() -> None:
-    linear, tree = torch.nn.Linear(D, 5), huffman_tree([3, 2, 1, 1, 1])
-    for name in ("n_trees", "root", "leaf", "levels"):
-        with pytest.raises(ValueError, match=f"{name}: expected None together with trees, got 2"):
-            TreeEnsemble.from_linear(linear, [tree], **{name: 2})
     with pytest.raises(
         ValueError, match=r"counts\[1\]: expected a finite number of at least 0, got -1"
     ):

@@ -242,16 +242,13 @@ class Calls(TorchDispatchMode):
 def test_calls_of_a_step() -> None:
     """Of four trees with shared leaves; docs/gpu.md states the numbers."""
     head = TreeEnsemble.from_counts(D, 10_000 / torch.arange(1, 2001), root=32)
-    hidden, target, found = draw(100, D).requires_grad_(), torch.arange(100), []
-    for head._watch.batches in (0, 1000):  # the loss is watched in the first 1,000 batches
-        head.zero_grad()
-        hidden.grad = None
-        with Calls() as forward:
-            loss = head(hidden, target).loss
-        with Calls() as backward:
-            loss.backward()
-        found += [forward.number, backward.number]
-    assert all(np.less_equal(found, [45, 22, 38, 22])), found
+    hidden, target = draw(100, D).requires_grad_(), torch.arange(100)
+    with Calls() as forward:
+        loss = head(hidden, target).loss
+    with Calls() as backward:
+        loss.backward()
+    assert forward.number <= 38
+    assert backward.number <= 22
 
 
 @pytest.mark.parametrize("subset", [None, 4])
@@ -467,80 +464,6 @@ def softmax(bias: bool = True, seed: int = 0) -> torch.nn.Linear:
     if bias:
         torch.nn.init.normal_(linear.bias)
     return linear.requires_grad_(False)
-
-
-FROM_LINEAR: dict[str, dict[str, Any]] = {
-    "binary": {},
-    "wide root": {"shape": (6, 1)},
-    "groups of leaves": {"shape": (6, 5), "n_trees": 3, "gate": "context"},
-    "subset": {"n_trees": 2, "subset_size": 4, "sparse": True},
-}
-
-
-@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
-@pytest.mark.parametrize("name", FROM_LINEAR)
-def test_from_linear_is_the_softmax_to_first_order(name: str, bias: bool) -> None:
-    """At a hidden vector, where value and derivative are those of the softmax; a tree over a subset
-    has the value and the derivatives of its features."""
-    options = dict(FROM_LINEAR[name])
-    built = trees("cluster", options.pop("n_trees", 1), *options.pop("shape", (1, 1)))
-    linear, at = softmax(bias), draw(D)
-    head = TreeEnsemble.from_linear(linear, built, tied=False, at=at, **options).double()
-    truth = copy.deepcopy(linear).double()
-    at = at.double()
-    expected = truth(at).log_softmax(0)
-    got = head.log_prob(at[None])[0]
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-    derivative = torch.autograd.functional.jacobian(lambda h: head.log_prob(h[None])[0], at)
-    wanted = torch.autograd.functional.jacobian(lambda h: truth(h).log_softmax(0), at)
-    if head.layout.feature_index is not None:
-        of_tree = [
-            wanted.new_zeros(D).index_fill(0, i.long(), 1.0) for i in head.layout.feature_index
-        ]
-        wanted = wanted * torch.stack(of_tree).mean(0)
-    torch.testing.assert_close(derivative, wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_from_linear_where_it_is_exact() -> None:
-    """A root over all classes; groups of equal vectors below a root over the groups."""
-    linear, hidden = softmax(), draw(9, D)
-    flat = TreeEnsemble.from_linear(linear, trees(root=V))
-    torch.testing.assert_close(flat.log_prob(hidden), linear(hidden).log_softmax(1))
-    tree = Tree.from_nested(tuple(tuple(range(c, min(c + 5, V))) for c in range(0, V, 5)))
-    linear.weight.data.copy_(linear.weight[torch.arange(V) // 5 * 5])
-    for at in (None, draw(D)):
-        head = TreeEnsemble.from_linear(linear, [tree], at=at)
-        torch.testing.assert_close(head.log_prob(hidden), linear(hidden).log_softmax(1))
-
-
-def test_from_linear_with_improbable_classes() -> None:
-    """Far below what a float holds: finite vectors, and the probable classes as they are."""
-    linear = softmax()
-    linear.bias.data[::2] = -5000.0
-    head = TreeEnsemble.from_linear(linear, trees("cluster", root=6))
-    assert all(parameter.isfinite().all() for parameter in head.parameters())
-    hidden = torch.zeros(1, D)
-    expected = linear(hidden).log_softmax(1)[:, 1::2]
-    torch.testing.assert_close(head.log_prob(hidden)[:, 1::2], expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"at": torch.zeros(3)}, r"at: expected shape \[10\], got \[3\]"),
-        ({"node_vectors": "free"}, "node_vectors: expected one of leaves, got 'free'"),
-        (
-            {"node_vectors": "shared", "tied": False},
-            "node_vectors: expected one of free, leaves, got 'shared'",
-        ),
-        ({"embedding": None}, "embedding: expected no such option, .* got None"),
-        ({"trees": [random_tree(V - 1)]}, r"trees\[0\]: expected 37 classes, got 36"),
-    ],
-    ids=str,
-)
-def test_bad_from_linear(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        TreeEnsemble.from_linear(softmax(), **({"trees": trees()} | options))
 
 
 def test_device_moves(device: torch.device) -> None:

@@ -91,7 +91,6 @@ def test_each_printed_setting_has_its_source(
     assert "\nhstree: " not in out
 
     rows, _ = shown(capsys, "--preset", "ptb-trees", "--head", "softmax")
-    assert rows["relearn_trees"] == ["-", "default"]
     assert rows["head"] == ["softmax", "given"]
     assert rows["dropout"] == ["0.4", "AWD-LSTM code"]
 
@@ -323,13 +322,3 @@ def test_a_preset_needs_its_text(
         f"hstree: --preset: expected the folder of {text} as --data for {name}, got no --data\n"
     )
     assert list(Path().iterdir()) == []
-
-
-def test_trees_to_relearn_need_trees(
-    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before the text is read."""
-    monkeypatch.setattr("hstree.lm.training.session.load_corpus", None)
-    error = fails(capsys, "--data", str(data), "--head", "gss", "--relearn-trees", "2")
-    assert error.startswith("hstree: --relearn-trees: expected the head 'trees' or 'forest', which")
-    assert error.endswith("got --head gss\n")

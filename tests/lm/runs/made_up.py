@@ -60,7 +60,6 @@ def write_run(
             "tokens_per_second": 1000.0 * epoch,
             "seconds": 10.0 + epoch,
             "sampled": False,
-            "relearn_seconds": 0.0,
             "averaged": averaged_from is not None and epoch >= averaged_from,
             "train_perplexity": value / math.exp(0.5),
             "valid_perplexity": value,

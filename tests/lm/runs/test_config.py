@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from hstree.lm.runs import ConfigError, TrainConfig, parse_options
-from hstree.lm.runs.flags import add_config_arguments, config_values
 from hstree.lm.runs.settings import field_types
 
 
@@ -21,9 +19,6 @@ def test_round_trip() -> None:
     assert TrainConfig.from_json(config.to_json()) == config
     assert TrainConfig.from_json(TrainConfig().to_json()) == TrainConfig()
     assert TrainConfig.from_json('{"epochs": 3}') == TrainConfig(epochs=3)
-    config = TrainConfig(relearn_trees=[2, 5])  # type: ignore[arg-type]
-    assert config.relearn_trees == (2, 5)
-    assert TrainConfig.from_json(config.to_json()) == config
 
 
 def test_every_setting_is_described() -> None:
@@ -85,10 +80,6 @@ def test_whole_numbers_serve_as_floats() -> None:
         ({"levels": 2, "leaf": 8}, "--leaf: expected 1 with --levels 2, got 8"),
         ({"head_option": ("novalue",)}, "--head-option: expected KEY=VALUE, got 'novalue'"),
         ({"head_option": (1,)}, r"--head-option: expected a tuple of str, got \(1,\)"),
-        ({"relearn_trees": (1,)}, "--relearn-trees: expected at least 2, got 1"),
-        ({"relearn_trees": (2, "3")}, r"--relearn-trees: expected a tuple of int, got \(2, '3'\)"),
-        ({"relearn_trees": (True,)}, "--relearn-trees: expected a tuple of int"),
-        ({"relearn_trees": 2}, "--relearn-trees: expected tuple, got 2"),
         ({"epochs": "3"}, "--epochs: expected int, got '3'"),
         ({"sparse": 1}, "--sparse: expected bool, got 1"),
         (
@@ -121,23 +112,16 @@ def test_bad_json(text: str, message: str) -> None:
 
 def test_head_options() -> None:
     softmax = TrainConfig(head="softmax", head_option=("note=a=b", "cutoffs=[2, 5]"))
-    assert softmax.head_options() == {
-        "learning_rate_factor": 8.0,
-        "note": "a=b",
-        "cutoffs": [2, 5],
-    }
-    assert TrainConfig(head="softmax", tied=True).head_options() == {"learning_rate_factor": 8.0}
-    assert TrainConfig(head="sampled", sparse=True).head_options() == {
-        "learning_rate_factor": 8.0,
-        "sparse": True,
-    }
+    assert softmax.head_options() == {"note": "a=b", "cutoffs": [2, 5]}
+    assert TrainConfig(head="softmax", tied=True).head_options() == {}
+    assert TrainConfig(head="sampled", sparse=True).head_options() == {"sparse": True}
     trees = TrainConfig(n_trees=3, root=7, sparse=True).head_options()
     assert trees["n_trees"] == 3
     assert trees["root"] == 7
     assert trees["levels"] is None
     assert TrainConfig(levels=3, leaf=8).head_options()["levels"] == 3
     assert trees["sparse"] is True
-    assert {"leaf", "gate", "recipe", "subset_size", "learning_rate_factor"} <= set(trees)
+    assert {"leaf", "gate", "recipe", "subset_size"} <= set(trees)
 
 
 def test_options_are_json_or_text() -> None:
@@ -159,19 +143,3 @@ def test_options_are_json_or_text() -> None:
 def test_json_holds_every_setting() -> None:
     names = {field.name for field in dataclasses.fields(TrainConfig)}
     assert set(json.loads(TrainConfig().to_json())) == names
-
-
-def test_flags_with_several_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_config_arguments(parser)
-
-    def parsed(text: str) -> dict[str, Any]:
-        return config_values(parser.parse_args(["--relearn-trees", text]))
-
-    assert parsed("2,10") == {"relearn_trees": (2, 10)}
-    assert parsed("3") == {"relearn_trees": (3,)}
-    assert parsed("") == {"relearn_trees": ()}
-    assert config_values(parser.parse_args([])) == {}
-    with pytest.raises(SystemExit):
-        parsed("2,x")
-    assert "--relearn-trees: expected whole numbers" in capsys.readouterr().err

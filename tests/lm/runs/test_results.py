@@ -53,7 +53,7 @@ def test_settings_that_make_the_model(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "trees", head="trees"))
     assert set(run.settings) - set(run.compared_settings()) == {*UNGROUPED, "all_classes"}
     shape = {"n_trees", "root", "leaf", "levels"}
-    of_trees = shape | {"gate", "recipe", "subset_size", "relearn_trees"}
+    of_trees = shape | {"gate", "recipe", "subset_size"}
     for head, more in (("sampled", set()), ("softmax", {"sparse", "all_classes"})):
         other = read_run(write_run(tmp_path / head, head=head))
         left_out = set(other.settings) - set(other.compared_settings())

@@ -13,7 +13,7 @@ from hstree.lm.runs import EpochRecord, read_epochs
 from hstree.lm.training import Reporter
 
 # What depends on the clock.
-CLOCK = ("seconds", "tokens_per_second", "relearn_seconds")
+CLOCK = ("seconds", "tokens_per_second")
 
 
 class Recorder(Reporter):

@@ -36,7 +36,6 @@ SGD = {
     "warmup": 0,
 }
 NO_DROPOUT = {"dropout": 0.0, "dropout_input": 0.0, "dropout_hidden": 0.0}
-RELEARNED = {"head": "trees", "head_option": ("node_vectors=leaves",), "relearn_trees": (2,)}
 CASES: dict[str, dict[str, Any]] = {
     "sgd": {**SGD, "weight_decay": 1e-3, "alpha": 1.0, "beta": 1.0, "layers": 2},
     "windows": {**SGD, "variable_bptt": True},
@@ -56,9 +55,6 @@ CASES: dict[str, dict[str, Any]] = {
         "context_size": 12,
         "sparse_embedding": True,
     },
-    "relearned": {**RELEARNED},
-    "relearned-averaged": {**SGD, **RELEARNED, "averaging": "et", "averaging_epoch": 1},
-    "sparse-relearned": {**RELEARNED, "sparse": True},
     "mos": {**SGD, "head": "mos", "head_option": ("components=3",)},
     "all-classes": {
         "head": "sampled",
@@ -81,7 +77,6 @@ DISTURBED: dict[str, dict[str, Any]] = {
         "epochs": 4,
     },
     "sparse-trees": {**CASES["sparse-trees"], "epochs": 4},
-    "relearned": {**RELEARNED, "relearn_trees": (2, 3), "epochs": 4},
 }
 CLI: dict[str, Any] = {  # many small steps in an epoch
     "epochs": 4,

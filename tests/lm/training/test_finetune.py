@@ -12,6 +12,7 @@ from lm.training.toy import small_config, write_corpus
 from hstree.lm.runs import CheckpointError, ConfigError, TrainConfig, load_config, load_run
 from hstree.lm.training import finetuning, train
 from hstree.lm.training.finetune import starting_model
+from hstree.lm.training.optimizer import build_optimizers
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +52,15 @@ def test_dropouts_and_learning_rates_may_differ(run: Path) -> None:
         "embedding_noise": 0.1,
         "head_learning_rate_factor": 2.0,
     }
-    model = starting_model(finetuning(run, **changes), load_run(run))
+    config = finetuning(run, **changes)
+    model = starting_model(config, load_run(run))
     assert model.backbone.dropout == 0.0
     assert model.backbone.dropout_input == 0.1
     assert model.backbone.weight_dropout == 0.3
     assert model.backbone.embedding_noise == 0.1
-    assert {group["lr"] for group in model.head.parameter_groups(lr=0.5)} == {1.0}
+    (optimizer,) = build_optimizers(model, config)
+    of_body, of_head = optimizer.param_groups
+    assert of_head["factor"] == 2.0 * of_body["factor"]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class SparseSoftmax(Softmax):
         return output, self.reduced(-output, self.target_weight(target, output.dtype))
 
     def parameter_groups(
-        self, lr: float, weight_decay: float = 0.01, *, decay_biases: bool = False
+        self, lr: float, weight_decay: float = 0.01, **_: Any
     ) -> list[dict[str, Any]]:
         return [group([p], f * lr, weight_decay) for p, f in ((self.weight, 4), (self.bias, 2))]
 
@@ -71,8 +71,8 @@ def rates(model: LanguageModel, config: TrainConfig, *, averaged: bool = False) 
 
 
 def test_head_learns_at_its_own_rate() -> None:
-    model = make_model(learning_rate_factor=8.0)
-    found = rates(model, TrainConfig(learning_rate=0.5))
+    model = make_model()
+    found = rates(model, TrainConfig(learning_rate=0.5, head_learning_rate_factor=8.0))
     assert set(found) == {name for name, _ in model.named_parameters()}
     assert found["head.weight"] == found["head.bias"] == 4.0
     assert found["backbone.embedding.weight"] == found["backbone.lstms.0.weight_hh_l0"] == 0.5
@@ -98,10 +98,10 @@ def test_sparse_groups_have_an_optimizer_without_weight_decay() -> None:
 
 
 class Groups(Softmax):
-    """A softmax whose bias has a learning rate and a weight decay of its own."""
+    """A softmax whose bias has a learning rate of its own."""
 
     def parameter_groups(
-        self, lr: float, weight_decay: float = 0.01, *, decay_biases: bool = False
+        self, lr: float, weight_decay: float = 0.01, **_: Any
     ) -> list[dict[str, Any]]:
         return [group([self.weight], 4 * lr, weight_decay), group([self.bias], 0.02, 0.0)]
 
@@ -124,7 +124,7 @@ def test_every_optimizer_honours_the_groups_of_the_head(rule: str) -> None:
     assert found["backbone.lstms.0.bias_hh_l0"] == 20.0
     (optimizer,) = build_optimizers(model, config, averaged=averaged)
     assert type(optimizer) is kind
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.3, 0.0]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.3, 0.3]
     set_learning_rate([optimizer], 10.0)
     assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([10.0, 40.0, 0.01])
 
@@ -324,7 +324,7 @@ def test_slopes_learn_at_the_published_rate() -> None:
 def test_forgotten_parameters_are_an_error() -> None:
     class Forgetful(Softmax):
         def parameter_groups(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
-            return super().parameter_groups(*args, **options | {"decay_biases": False})[:1]
+            return super().parameter_groups(*args, **options)[:1]
 
     with pytest.raises(ValueError, match=r"leaves out head\.bias"):
         build_optimizers(make_model(Forgetful), TrainConfig())

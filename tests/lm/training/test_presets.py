@@ -107,7 +107,6 @@ def test_published_settings(name: str) -> None:
     }
     bias = {} if head == "trees" else {"bias_start": "zero"}
     assert parse_options(config.head_option) == options.get(head, {}) | bias
-    assert config.relearn_trees == ((2,) if head == "trees" else ())
     assert TrainConfig.from_json(config.to_json()) == config
 
 
@@ -191,8 +190,6 @@ def test_head_options_are_replaced_one_by_one() -> None:
     assert other.head_option == ()
     assert other.batch_size == 12
     assert preset("ptb-mos", head="gss", head_option=("k=2",)).head_option == ("k=2",)
-    assert preset("ptb-trees", head="softmax").relearn_trees == ()
-    assert preset("ptb-trees", relearn_trees=()).relearn_trees == ()
 
 
 def test_unknown_names() -> None:

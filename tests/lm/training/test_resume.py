@@ -45,7 +45,6 @@ SGD = {
     "schedule": "constant",
     "warmup": 0,
 }
-RELEARNED = {"head": "trees", "head_option": ("node_vectors=leaves",), "relearn_trees": (2,)}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "adamw": {
         "layers": 2,
@@ -70,8 +69,6 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "all_classes": 0.4,
     },
     "sparse-embedding": {"sparse_embedding": True},
-    "relearned": {**RELEARNED, "relearn_trees": (2, 3), "epochs": 3},
-    "relearned-et": {**SGD, **RELEARNED, "averaging": "et", "averaging_epoch": 1},
     "mos": {"head": "mos", "head_option": ("components=3", "latent_dropout=0.3")},
     "plif": {"head": "plif", "head_option": ("intervals=1000",)},
     "tied": {"tied": True, "context_size": 12},

@@ -1,4 +1,4 @@
-"""Learning rates for schedulers that replace them, and rules by the shape of parameters."""
+"""Schedulers that replace learning rates, and rules by the shape of parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 
 from hstree.heads import TreeEnsemble
-from hstree.optim import AdamW, learning_rates
+from hstree.optim import AdamW
 
 
 def head(**options: Any) -> TreeEnsemble:
@@ -24,9 +24,9 @@ def test_a_cycle_keeps_the_factor_of_the_head(kind: Any) -> None:
     groups = [{"params": body.parameters()}, *head().parameter_groups(lr=0.01)]
     for factor in (1, 2.5):
         optimizer = kind(groups, lr=0.01)
-        rates = learning_rates(optimizer, factor)
+        rates = [factor * group["lr"] for group in optimizer.param_groups]
         assert rates == pytest.approx([0.01 * factor] + 2 * [0.08 * factor])
-        low = learning_rates(optimizer, 0.1)
+        low = [0.1 * group["lr"] for group in optimizer.param_groups]
         for schedule, peak in (
             (OneCycleLR(optimizer, rates, total_steps=9, pct_start=0.5), 3),
             (CyclicLR(optimizer, low, rates, step_size_up=3, cycle_momentum=False), 3),
@@ -38,15 +38,6 @@ def test_a_cycle_keeps_the_factor_of_the_head(kind: Any) -> None:
                 assert of_head == pytest.approx(2 * [8 * of_body], rel=1e-6)
             if isinstance(schedule, CyclicLR):
                 assert of_body == pytest.approx(0.01 * factor)
-
-
-def test_rates_in_tensors() -> None:
-    body = nn.Linear(2, 6)
-    optimizer = torch.optim.AdamW(body.parameters(), lr=torch.tensor(0.5))
-    assert learning_rates(optimizer, 2) == [1.0]
-    for wrong in (0, -1, float("nan"), "2", None):
-        with pytest.raises(ValueError, match="factor: expected a finite positive number"):
-            learning_rates(optimizer, wrong)
 
 
 @pytest.mark.parametrize("node_vectors", ["free", "leaves"])
