@@ -26,8 +26,7 @@ from benchmarks.optimizers import TRAINING_SIZES
 from benchmarks.planned import Records, results
 from benchmarks.table import HEAD_TABLES, Record, ratio, sources
 from benchmarks.trees_study import CONTENDERS
-from hstree.lm._pictures import new_figure, picture
-from hstree.lm.table import decimals, markdown, table
+from hstree.lm.report import decimals, markdown, new_figure, picture, table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -14,7 +14,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.gpu import CONTESTANTS, EAGER, SETTINGS
-from hstree.lm.table import Table, decimals, markdown, table
+from hstree.lm.report import Table, decimals, markdown, table
 
 Entry = Mapping[str, Any]
 

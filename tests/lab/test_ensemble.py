@@ -15,8 +15,8 @@ from lm.training.toy import small_config, write_corpus
 from hstree.__main__ import main
 from hstree.heads import TreeEnsemble
 from hstree.lab import tree_loss
-from hstree.lm.runs import load_run
-from hstree.lm.training import evaluate, train
+from hstree.lm.run import load_run
+from hstree.lm.train import evaluate, train
 from hstree.trees import Tree
 from lab.commands import csv_rows, refused
 from lab.toy_models import all_contexts, toy_model, toy_text

@@ -25,9 +25,9 @@ from hstree.lab import (
     rank,
     softmax_rank_bound,
 )
-from hstree.lm.models import AWDLSTM, LanguageModel
-from hstree.lm.runs import load_run
-from hstree.lm.training import evaluate, train
+from hstree.lm.model import AWDLSTM, LanguageModel
+from hstree.lm.run import load_run
+from hstree.lm.train import evaluate, train
 from lab.commands import csv_rows, refused
 
 DTYPES = (torch.float32, torch.float64)

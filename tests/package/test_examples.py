@@ -22,7 +22,8 @@ PUBLIC_PACKAGES = [
     "hstree.optim",
     "hstree.distributed",
     "hstree.lab.layers",
-    "hstree.lm.models",
+    "hstree.lm.model",
+    "hstree.lm.generate",
 ]
 
 WITHOUT_EXAMPLE = {

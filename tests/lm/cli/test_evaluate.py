@@ -13,9 +13,9 @@ from lm.training.toy import small_config, write_corpus
 
 from hstree.__main__ import main
 from hstree.lm.data import load_corpus
-from hstree.lm.models import LanguageModel, read_contexts
-from hstree.lm.runs import Run, load_run
-from hstree.lm.training import evaluate, train
+from hstree.lm.model import LanguageModel, read_contexts
+from hstree.lm.run import Run, load_run
+from hstree.lm.train import evaluate, train
 
 PARTS = ("valid", "test")
 
@@ -245,6 +245,6 @@ def test_perplexities_that_are_not_finite_are_refused(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hstree.lm.cli.evaluate.evaluate", lambda *_: loss)
+    monkeypatch.setattr("hstree.lm.cli.evaluate", lambda *_: loss)
     error = fails(capsys, runs / "softmax", *options)
     assert error.startswith("hstree: expected a finite perplexity, got ")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from heads.support import HEADS, D, V, make
 
-from hstree.lm.models import AWDLSTM, LanguageModel
+from hstree.lm.model import AWDLSTM, LanguageModel
 
 KINDS = ["softmax", "plif", "monotonic", "mos", "doc", "mixtape", "adaptive", "trees, sparse"]
 """Heads that differ in how they compute probabilities and gradients."""

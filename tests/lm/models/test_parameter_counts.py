@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from hstree.lm.config import TrainConfig
 from hstree.lm.data import CorpusStatistics
-from hstree.lm.models import LanguageModel
-from hstree.lm.runs import TrainConfig
-from hstree.lm.training import build_model
+from hstree.lm.model import LanguageModel
+from hstree.lm.train import build_model
 
 PTB, WIKITEXT2 = 10_000, 33_278
 # embedding, hidden layers 1 and 2, context vector

@@ -24,8 +24,9 @@ from lm.training.runs import Recorder, assert_same_run, metrics, tensors
 from lm.training.toy import small_config, write_corpus
 from safetensors import safe_open
 
-from hstree.lm.runs import CheckpointError, ConfigError, TrainConfig
-from hstree.lm.training import TrainingInterrupted, resume, train
+from hstree.lm.config import ConfigError, TrainConfig
+from hstree.lm.run import CheckpointError
+from hstree.lm.train import TrainingInterrupted, resume, train
 
 SGD = {
     "optimizer": "sgd",
@@ -163,9 +164,9 @@ def run_all(folder: Path) -> dict[str, Any]:
 def main() -> None:
     import torch.distributed as dist
 
-    import hstree.lm.training.session
+    import hstree.lm.train
 
-    hstree.lm.training.session.learning_curve = lambda *_: b""  # it would take the longest
+    hstree.lm.train.learning_curve = lambda *_: b""  # it would take the longest
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -208,7 +209,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No pictures, and one thread, as the processes have that are started here."""
-    monkeypatch.setattr("hstree.lm.training.session.learning_curve", lambda *_: b"")
+    monkeypatch.setattr("hstree.lm.train.learning_curve", lambda *_: b"")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

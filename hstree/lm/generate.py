@@ -8,12 +8,19 @@ import torch
 from torch import Tensor
 
 from hstree._checks import check_generator, check_int, check_temperature
+from hstree._memory import available_memory, gibibytes
 from hstree._numerics import draw_columns
 from hstree._progress import track
-from hstree.lm._memory import available_memory, gibibytes
+from hstree.lm.model import LanguageModel, State
 
-from .awd_lstm import State
-from .language_model import LanguageModel
+__all__ = [
+    "generate",
+    "sample_log_prob",
+]
+
+# x
+#
+# Text generation, word by word.
 
 
 @torch.no_grad()
@@ -57,7 +64,8 @@ def generate(
 
     Example:
         >>> import hstree
-        >>> from hstree.lm.models import AWDLSTM, LanguageModel, generate
+        >>> from hstree.lm.model import AWDLSTM, LanguageModel
+        >>> from hstree.lm.generate import generate
         >>> head = hstree.TreeEnsemble.from_counts(16, range(2000, 0, -1))
         >>> model = LanguageModel(AWDLSTM(2000, 8, 16), head)
         >>> samples = generate(model, prompt=[3, 14], n_words=5, n_samples=2, top_k=10)
@@ -139,7 +147,7 @@ def sample_log_prob(
 
     Example:
         >>> import torch
-        >>> from hstree.lm.models import sample_log_prob
+        >>> from hstree.lm.generate import sample_log_prob
         >>> log_prob = torch.tensor([[0.1, 0.6, 0.3]]).log()
         >>> sample_log_prob(log_prob, top_p=0.5)  # class 1 alone reaches 0.5
         tensor([1])

@@ -1,18 +1,38 @@
-"""AWD-LSTM: word embeddings and LSTM layers, regularized by dropout."""
+"""The AWD-LSTM, the language model that joins it with a head, and the contexts of a text."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from inspect import signature
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree._checks import check_bool, check_int, check_nonnegative, check_probability
+from hstree._progress import track
+from hstree.heads import Head, HeadOutput
+
+__all__ = [
+    "AWDLSTM",
+    "BackboneOutput",
+    "LanguageModel",
+    "LanguageModelOutput",
+    "State",
+    "activation_penalty",
+    "cpu_has_lstm",
+    "detach",
+    "read_contexts",
+    "read_stream",
+]
+
+# AWD-LSTM
+#
+# AWD-LSTM: word embeddings and LSTM layers, regularized by dropout.
 
 State: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
 """(h, c) of every layer, each [1, B, size of the layer]."""
@@ -29,7 +49,7 @@ class BackboneOutput(NamedTuple):
 
     Example:
         >>> import torch
-        >>> from hstree.lm.models import AWDLSTM
+        >>> from hstree.lm.model import AWDLSTM
         >>> output = AWDLSTM(100, 8, 16)(torch.randint(100, (5, 2)))
         >>> output.hidden.shape, output.state[0][0].shape
         (torch.Size([5, 2, 16]), torch.Size([1, 2, 16]))
@@ -85,7 +105,7 @@ class AWDLSTM(nn.Module):
     Example:
         The model of the paper on Penn Treebank:
 
-        >>> from hstree.lm.models import AWDLSTM
+        >>> from hstree.lm.model import AWDLSTM
         >>> backbone = AWDLSTM(
         ...     10_000, 400, 1150, layers=3, context_size=400, dropout=0.4, dropout_input=0.4,
         ...     dropout_hidden=0.25, dropout_embedding=0.1, weight_dropout=0.5,
@@ -248,7 +268,7 @@ def activation_penalty(output: BackboneOutput, alpha: float = 0.0, beta: float =
 
     Example:
         >>> import torch
-        >>> from hstree.lm.models import AWDLSTM, activation_penalty
+        >>> from hstree.lm.model import AWDLSTM, activation_penalty
         >>> output = AWDLSTM(100, 8, 16)(torch.randint(100, (5, 2)))
         >>> activation_penalty(output, alpha=2.0, beta=1.0).shape
         torch.Size([])
@@ -272,7 +292,7 @@ def detach(state: State) -> State:
 
     Example:
         >>> import torch
-        >>> from hstree.lm.models import AWDLSTM, detach
+        >>> from hstree.lm.model import AWDLSTM, detach
         >>> state = AWDLSTM(100, 8, 16)(torch.randint(100, (5, 2))).state
         >>> state[0][0].requires_grad, detach(state)[0][0].requires_grad
         (True, False)
@@ -292,7 +312,7 @@ def cpu_has_lstm(dtype: torch.dtype) -> bool:
 
     Example:
         >>> import torch
-        >>> from hstree.lm.models import cpu_has_lstm
+        >>> from hstree.lm.model import cpu_has_lstm
         >>> cpu_has_lstm(torch.bfloat16) in (True, False)
         True
     """
@@ -356,3 +376,168 @@ def _one_block(weights: list[Tensor]) -> list[Tensor]:
     block = torch.cat([weight.reshape(-1) for weight in weights])
     parts = torch.split(block, [weight.numel() for weight in weights])
     return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
+
+
+# Language model
+#
+# A language model: a backbone that maps words to hidden vectors, and a head that maps hidden
+# vectors to probabilities of the next word.
+
+
+class LanguageModelOutput(NamedTuple):
+    """Result of a language model for a window of words and the words after them.
+
+    Attributes:
+        head: result of the head: ``output``, log P of each target [time, B], and ``loss``.
+        state: state after the last word, attached to the graph; see :func:`detach`.
+        backbone: result of the backbone: the input of the head and of :func:`activation_penalty`.
+
+    Example:
+        >>> import torch, hstree
+        >>> from hstree.lm.model import AWDLSTM, LanguageModel
+        >>> model = LanguageModel(AWDLSTM(100, 8, 16), hstree.Softmax(16, 100))
+        >>> output = model(torch.randint(100, (5, 2)), torch.randint(100, (5, 2)))
+        >>> output.head.output.shape, output.head.loss.shape
+        (torch.Size([5, 2]), torch.Size([]))
+    """
+
+    head: HeadOutput
+    state: State
+    backbone: BackboneOutput
+
+
+class LanguageModel(nn.Module):
+    """A backbone and a head: ``P(word_{t+1} | word_1, ..., word_t)``.
+
+    Args:
+        backbone: model that maps words to hidden vectors.
+        head: head that maps hidden vectors to probabilities; ``head.in_features`` is
+            ``backbone.out_features``.
+
+    Raises:
+        ValueError: if the sizes of the head differ from those of the backbone.
+
+    Example:
+        >>> import torch, hstree
+        >>> from hstree.lm.model import AWDLSTM, LanguageModel, activation_penalty, detach
+        >>> model = LanguageModel(AWDLSTM(100, 8, 16), hstree.Softmax(16, 100))
+        >>> text = torch.randint(100, (11, 2))  # two streams of words
+        >>> (log_prob, loss), state, read = model(text[0:5], text[1:6])
+        >>> (loss + activation_penalty(read, alpha=2.0, beta=1.0)).backward()
+        >>> (log_prob, loss), state, read = model(text[5:10], text[6:11], detach(state))
+        >>> log_prob.shape
+        torch.Size([5, 2])
+    """
+
+    def __init__(self, backbone: AWDLSTM, head: Head) -> None:
+        super().__init__()
+        if head.in_features != backbone.out_features:
+            raise ValueError(
+                f"head: expected in_features = {backbone.out_features} (backbone.out_features), "
+                f"got {head.in_features}"
+            )
+        if head.n_classes != backbone.n_classes:
+            raise ValueError(
+                f"head: expected n_classes = {backbone.n_classes} (backbone.n_classes), "
+                f"got {head.n_classes}"
+            )
+        self.backbone = backbone
+        self.head = head
+
+    def hidden(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Hidden vectors [time, B, D] of ``tokens`` int64 [time, B], and the state after the last
+        token."""
+        output: BackboneOutput = self.backbone(tokens, state)
+        return output.hidden, output.state
+
+    def forward(
+        self, tokens: Tensor, target: Tensor, state: State | None = None
+    ) -> LanguageModelOutput:
+        """Log-probabilities of the targets, their loss, and the state.
+
+        Args:
+            tokens: words, int64 [time, B].
+            target: the word after each token, int64 [time, B]; ``head.ignore_index`` where there is
+                none.
+            state: state before the first token; None: zero.
+        """
+        read: BackboneOutput = self.backbone(tokens, state)
+        return LanguageModelOutput(self.head(read.hidden, target), read.state, read)
+
+
+# Contexts of a text
+#
+# Context vectors of a text that is read as one stream.
+
+
+@torch.no_grad()
+def read_stream(model: LanguageModel, tokens: Any, *, length: int = 128) -> Iterator[Tensor]:
+    """Context vectors after each of the n tokens of a text, in windows [t, D] with t <= ``length``.
+
+    Args:
+        model: language model, in evaluation mode until the last window was read; its state starts
+            at zero.
+        tokens: classes of the text, [n], of any integer type; may be a memory map.
+        length: number of steps that are computed together; the vectors do not depend on it.
+
+    Raises:
+        ValueError: if ``tokens`` are not integers in one dimension, or the length is below 1.
+
+    Example:
+        >>> import hstree
+        >>> from hstree.lm.model import AWDLSTM, LanguageModel, read_stream
+        >>> model = LanguageModel(AWDLSTM(100, 8, 16), hstree.Softmax(16, 100))
+        >>> [tuple(window.shape) for window in read_stream(model, range(10), length=4)]
+        [(4, 16), (4, 16), (2, 16)]
+    """
+    array = np.asarray(tokens)
+    if array.ndim != 1 or (len(array) and not np.issubdtype(array.dtype, np.integer)):
+        raise ValueError(
+            f"tokens: expected integers in one dimension, got {array.dtype} of shape {array.shape}"
+        )
+    if length < 1:
+        raise ValueError(f"length: expected at least 1, got {length}")
+    device = model.backbone.embedding.weight.device
+    training = model.training
+    state: State | None = None
+    model.eval()
+    try:
+        starts = range(0, len(array), length)
+        for start in track(starts, "reading the text", len(starts)):
+            window = torch.from_numpy(array[start : start + length].astype(np.int64))
+            hidden, state = model.hidden(window[:, None].to(device), state)
+            yield hidden[:, 0]
+    finally:
+        model.train(training)
+
+
+def read_contexts(
+    model: LanguageModel, tokens: Any, *, length: int = 128
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The windows [t, D] of :func:`read_stream` with the words that follow, int64 [t].
+
+    Every token of the text except the first is a target once.
+
+    Args:
+        model: language model, in evaluation mode until the last window was read.
+        tokens: classes of the text, [n], n >= 2.
+        length: number of steps that are computed together.
+
+    Raises:
+        ValueError: for fewer than 2 tokens, and the errors of :func:`read_stream`.
+
+    Example:
+        >>> import hstree
+        >>> from hstree.lm.model import AWDLSTM, LanguageModel, read_contexts
+        >>> model = LanguageModel(AWDLSTM(100, 8, 16), hstree.Softmax(16, 100))
+        >>> for hidden, target in read_contexts(model, range(4)):
+        ...     print(tuple(hidden.shape), target.tolist())
+        (3, 16) [1, 2, 3]
+    """
+    if len(tokens) < 2:
+        raise ValueError(f"tokens: expected at least 2, got {len(tokens)}")
+    position = 1
+    for hidden in read_stream(model, tokens[:-1], length=length):
+        target = np.asarray(tokens[position : position + len(hidden)], np.int64)
+        position += len(hidden)
+        yield hidden, torch.from_numpy(target).to(hidden.device)
