@@ -13,7 +13,6 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 ROWS: list[dict[str, float]] = [
     {"lab": 1},
     {"lm": 1},
-    {"distributed": 2.6},
     {"heads": 1, "optim": 2.6},
     {"ops": 2.1},
     {"trees": 1},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -25,15 +26,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hstree._checks import check_int
 from hstree._files import Content
 from hstree._memory import ran_out
 from hstree._progress import track
-from hstree.distributed import DistributedDataParallel
 from hstree.heads import Head, build_head, head_class, head_options
 from hstree.heads.class_sampler import ClassSampler
+from hstree.heads.tables import Tables
 from hstree.heads.tying import TyingError
 from hstree.lm.config import (
     RESUMABLE,
@@ -172,14 +174,37 @@ class Processes:
     def wrap(self, module: nn.Module, *, may_skip_parameters: bool) -> nn.Module:
         """The module in DistributedDataParallel, with the weights of the first process. One
         process: the module itself. ``may_skip_parameters``: whether a step may leave some
-        parameters without a gradient."""
+        parameters without a gradient. Raises ConfigError if the processes have different trees,
+        which torch does not compare."""
         if self.size == 1:
             return module
+        tables = [part.get_extra_state() for part in module.modules() if isinstance(part, Tables)]
+        digest = hashlib.sha256(b"".join(table.numpy().tobytes() for table in tables)).digest()
+        every = self.gather(torch.frombuffer(bytearray(digest), dtype=torch.uint8))
+        others = [rank for rank, one in enumerate(every) if not torch.equal(one, every[0])]
+        if others:
+            raise ConfigError(
+                f"--head: expected the same trees in all processes, got others in {others} than in "
+                "the first"
+            )
         return DistributedDataParallel(
             module,
             device_ids=[self.device] if self.device.type == "cuda" else None,
             find_unused_parameters=may_skip_parameters,
             gradient_as_bucket_view=True,
+        )
+
+
+def check_dense(config: TrainConfig, processes: int) -> None:
+    """Raises ConfigError for row-sparse gradients of several processes."""
+    flags = {
+        "--sparse": config.head_options().get("sparse"),
+        "--sparse-embedding": config.sparse_embedding,
+    }
+    for flag in (flag for flag, given in flags.items() if given and processes > 1):
+        raise ConfigError(
+            f"{flag}: expected one process, since row-sparse gradients are not averaged over "
+            f"several, got {processes}"
         )
 
 
@@ -1128,6 +1153,7 @@ class Session:
 
     def __init__(self, config: TrainConfig, reporter: Reporter | None, group: Processes) -> None:
         set_threads(config)
+        check_dense(config, group.size)
         if config.tensorboard:
             optional_package("tensorboard", "--tensorboard", "tensorboard")
         self.config = config

@@ -26,8 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "ops": {"trees"},
     "optim": {"ops"},
     "heads": {"trees", "ops"},
-    "distributed": {"trees", "optim", "heads"},
-    "lm": {"trees", "ops", "optim", "heads", "distributed"},
+    "lm": {"trees", "ops", "optim", "heads"},
     "lab": {"trees", "ops", "heads", "lm"},
 }
 

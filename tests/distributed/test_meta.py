@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from heads.support import FREQUENCIES, D, V
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from distributed.models import FREQUENCIES, D, V
 from hstree.heads import Head, Softmax, TreeEnsemble
 from hstree.trees import build_ensemble
 
@@ -25,7 +25,7 @@ def softmax() -> Softmax:
     return Softmax(D, V, frequencies=FREQUENCIES)
 
 
-def deferred(make: Any) -> dict[str, Tensor]:
+def sharded(make: Any) -> dict[str, Tensor]:
     with torch.device("meta"):
         head: Head = make()
     fully_shard(head)
@@ -41,8 +41,8 @@ def deferred(make: Any) -> dict[str, Tensor]:
 
 
 SCENARIOS = {
-    "deferred trees": lambda: deferred(trees),
-    "deferred softmax": lambda: deferred(softmax),
+    "meta trees": lambda: sharded(trees),
+    "meta softmax": lambda: sharded(softmax),
 }
 
 
@@ -50,7 +50,7 @@ def test_trees(two: list[dict[str, Any]]) -> None:
     """Everything as in a head that was made with its values."""
     alone = trees()
     for found in two:
-        state = found["deferred trees"]
+        state = found["meta trees"]
         for name, parameter in alone.named_parameters():
             assert torch.equal(state[f"parameter {name}"], parameter)
         for name, buffer in alone.named_buffers():
@@ -63,7 +63,7 @@ def test_softmax(two: list[dict[str, Any]]) -> None:
     """The bias is that of one process. The weights are random; on a CPU torch draws the same ones
     for every part of them."""
     alone = softmax()
-    states = [found["deferred softmax"] for found in two]
+    states = [found["meta softmax"] for found in two]
     for state in states:
         assert torch.equal(state["parameter bias"], alone.bias)
         weight = state["parameter weight"]
