@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from hstree.lm.table import markdown, number, table
+from hstree.lm.report import markdown, number, table
 
 STEP_SECONDS = 0.2
 """Seconds of a turn: one step, or as many as fit."""

@@ -18,7 +18,7 @@ from benchmarks.pages import page_parser, publish, seconds
 from hstree.heads import TreeEnsemble
 from hstree.heads.trees.queries import choose_way
 from hstree.lab.report import Report, row_table
-from hstree.lm.table import Table
+from hstree.lm.report import Table
 
 SIZE = Size(rows=64, features=512, classes=32_000, latent=512)
 ROWS = (1, 8, 64)

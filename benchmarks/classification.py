@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.pages import page_parser, publish
 from hstree.lab.report import Report
-from hstree.lm.table import Table
+from hstree.lm.report import Table
 
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "classification.py"
 HEADS = (

@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.pages import page_parser, publish, seconds
 from benchmarks.smollm2 import TITLE, read_model
 from hstree.lab.report import Report
-from hstree.lm.table import Table, decimals, table
+from hstree.lm.report import Table, decimals, table
 
 PROMPT, NEW, CONTEXTS, LENGTH, ROUNDS = 16, 32, 2048, 512, 2
 MODES: dict[str, dict[str, Any]] = {"greedy": {"do_sample": False}, "samples": {"do_sample": True}}

@@ -50,7 +50,7 @@ from benchmarks.memory import peak_extra_bytes
 from hstree._files import write_atomic
 from hstree.heads import TreeEnsemble, build_head
 from hstree.heads.trees.layout import Layout
-from hstree.lm.table import Column, Table, decimals, markdown, table
+from hstree.lm.report import Column, Table, decimals, markdown, table
 from hstree.ops import path_log_prob
 from hstree.ops.forest_log_prob import forest_log_softmax
 from hstree.trees import build_ensemble

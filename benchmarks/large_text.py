@@ -28,8 +28,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from zipfile import ZipFile
 
-from hstree.lm.data import sentences, tokenize
-from hstree.lm.data.embedded import docstrings, prose
+from hstree.lm.data import docstrings, prose, sentences, tokenize
 
 PACKAGES = Path(__file__).with_suffix(".txt")
 NUMBER = "<number>"

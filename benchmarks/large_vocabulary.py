@@ -29,10 +29,9 @@ from benchmarks.large_vocabulary_page import VALID_TOKENS, report
 from benchmarks.memory import peak_extra_bytes
 from benchmarks.planned import Contender, PlannedRun, PlannedStudy, Records
 from benchmarks.study_figures import rows_scored
+from hstree.lm.config import TrainConfig
 from hstree.lm.data import Corpus
-from hstree.lm.runs import TrainConfig
-from hstree.lm.training import Trainer, TrainingError, build_model, evaluate
-from hstree.lm.training.build import own_parameter_count
+from hstree.lm.train import Trainer, TrainingError, build_model, evaluate, own_parameter_count
 
 TRAINING: dict[str, Any] = {
     "embedding_size": 200,

@@ -12,8 +12,7 @@ from benchmarks import step_times
 from benchmarks.planned import Contender, Records, Result, results, sweep_table
 from hstree.lab.comparison import spread
 from hstree.lab.report import Report, made_on
-from hstree.lm._pictures import line_style, new_figure
-from hstree.lm.table import Column, Table, decimals, table
+from hstree.lm.report import Column, Table, decimals, line_style, new_figure, table
 
 VALID_TOKENS = 24_576
 STEPS = (1000, 2000, 4000, 8000, 16000, 30000)

@@ -24,7 +24,7 @@ from benchmarks.pages import page_parser, publish
 from hstree.heads import ForestSoftmax, Head, SampledSoftmax, Softmax, TreeEnsemble
 from hstree.heads.base import FACTOR_TIMES_NORM, LARGEST_FACTOR
 from hstree.lab.report import Report
-from hstree.lm.table import table
+from hstree.lm.report import table
 from hstree.optim import AdamW
 
 CLASSES, ROWS, HELD_OUT, RATE = 1200, 128, 2048, 1e-3

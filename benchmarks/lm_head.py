@@ -26,7 +26,7 @@ from benchmarks.memory import map_large_blocks, peak_extra_bytes
 from benchmarks.pages import page_parser, publish
 from benchmarks.smollm2 import TITLE, read_model
 from hstree.lab.report import Report
-from hstree.lm.table import decimals, table
+from hstree.lm.report import decimals, table
 
 WINDOW, WINDOWS, ROUNDS = 512, 8, 5
 

@@ -21,10 +21,9 @@ from hstree._files import write_atomic, write_together
 from hstree.lab.comparison import spread
 from hstree.lab.report import Report, provenance, row_table
 from hstree.lab.study import StudyInterrupted, list_runs, make_runs
-from hstree.lm._arguments import count
+from hstree.lm.cli import count
 from hstree.lm.data import Corpus, load_corpus
-from hstree.lm.table import Table
-from hstree.lm.training import ConsoleReporter, Reporter
+from hstree.lm.report import ConsoleReporter, Reporter, Table
 
 Settings = Mapping[str, Any]
 

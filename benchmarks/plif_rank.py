@@ -27,10 +27,10 @@ import torch
 from hstree.heads import PLIF, Softmax
 from hstree.lab import log_prob_rank
 from hstree.lab.report import machine
-from hstree.lm._pictures import COLOURS, new_figure, picture
-from hstree.lm.models import LanguageModel, read_stream
-from hstree.lm.runs import load_run
-from hstree.lm.training.build import build_model
+from hstree.lm.model import LanguageModel, read_stream
+from hstree.lm.report import COLOURS, new_figure, picture
+from hstree.lm.run import load_run
+from hstree.lm.train import build_model
 
 INTERVALS = (100, 1_000, 10_000, 100_000, 1_000_000)
 ROWS = 20_000

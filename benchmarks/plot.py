@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.paths import CLASSES
-from hstree.lm._pictures import new_figure, picture
+from hstree.lm.report import new_figure, picture
 
 TREES = {1: "one tree over all features", 8: "eight trees over half of them"}
 

@@ -24,10 +24,10 @@ from benchmarks.planned import Contender, PlannedRun, PlannedStudy
 from benchmarks.randomized_page import report
 from hstree.heads import ForestSoftmax, Head, MixtureOfSoftmaxes, Softmax, TreeEnsemble
 from hstree.lab import log_prob_rank
+from hstree.lm.config import TrainConfig
 from hstree.lm.data import Corpus, load_corpus
-from hstree.lm.models import AWDLSTM, LanguageModel
-from hstree.lm.runs import TrainConfig
-from hstree.lm.training import Trainer, evaluate
+from hstree.lm.model import AWDLSTM, LanguageModel
+from hstree.lm.train import Trainer, evaluate
 from hstree.trees import build_ensemble
 
 CLASSES, FEATURES, RANK_ROWS, TOKENS = 1000, 64, 2000, 300_000

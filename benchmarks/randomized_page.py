@@ -8,8 +8,7 @@ from typing import Any
 
 from benchmarks.planned import Contender, Records, Result, results, sweep_table
 from hstree.lab.report import Report, made_on
-from hstree.lm._pictures import line_style, new_figure
-from hstree.lm.table import Column, Table, table
+from hstree.lm.report import Column, Table, line_style, new_figure, table
 
 INTRODUCTION = """\
 Does an ensemble of randomized hierarchical softmaxes over random feature subsets beat one tree, and

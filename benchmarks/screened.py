@@ -28,7 +28,7 @@ from benchmarks.pages import page_parser, publish, seconds
 from benchmarks.smollm2 import TITLE, read_model
 from hstree.heads import ScreenedSoftmax
 from hstree.lab.report import Report
-from hstree.lm.table import table
+from hstree.lm.report import table
 
 FITTED, EVALUATED, LENGTH = 8192, 1536, 512
 """Contexts of either text, and of a sequence."""

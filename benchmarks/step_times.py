@@ -14,11 +14,9 @@ import torch
 
 from hstree._files import write_atomic
 from hstree.lab.report import provenance
+from hstree.lm.config import TrainConfig
 from hstree.lm.data import Corpus, Streams
-from hstree.lm.runs import TrainConfig
-from hstree.lm.training import Trainer, build_model
-from hstree.lm.training.summary import head_cost
-from hstree.lm.training.trainer import Step
+from hstree.lm.train import Step, Trainer, build_model, head_cost
 
 STEPS, ROUNDS = 3, 15
 """Steps of a turn, and turns of every head."""

@@ -14,12 +14,12 @@ import torch
 from hstree.heads import AdaptiveSoftmax, Head, TreeEnsemble
 from hstree.heads.class_sampler import ClassSampler
 from hstree.lab.study import StudyError, StudyModel, StudyRun, finish_run, read_state
+from hstree.lm.config import TrainConfig
 from hstree.lm.data import Corpus, Streams
-from hstree.lm.models import LanguageModel
-from hstree.lm.runs import RunResults, TrainConfig, load_model
-from hstree.lm.runs.names import MODEL
-from hstree.lm.training import ConsoleReporter
-from hstree.lm.training.validation import default_streams
+from hstree.lm.model import LanguageModel
+from hstree.lm.report import ConsoleReporter
+from hstree.lm.run import MODEL, RunResults, load_model
+from hstree.lm.train import default_streams
 from hstree.trees import Tree
 
 BANDS = (10_000, 1_000, 100, 10, 0)

@@ -45,7 +45,7 @@ from benchmarks.optimizers import (
 from benchmarks.paths import CLASSES, PATH_SIZES
 from benchmarks.plot import plot_growth
 from hstree.heads import head_names
-from hstree.lm.table import Table, markdown, table
+from hstree.lm.report import Table, markdown, table
 
 HEAD_TABLES = ("heads", "default trees", "mixtures")
 Contest = Mapping[str, Mapping[str, Any]]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import generation
-from hstree.lm.table import markdown
+from hstree.lm.report import markdown
 
 
 def test_a_small_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

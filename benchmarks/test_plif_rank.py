@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import plif_rank
-from hstree.lm.runs import TrainConfig
-from hstree.lm.training import train
+from hstree.lm.config import TrainConfig
+from hstree.lm.train import train
 
 RESULTS = Path(__file__).parent / "results" / "laboratory"
 

@@ -24,9 +24,9 @@ from benchmarks import (
 from benchmarks.large_vocabulary_page import perplexity_at
 from benchmarks.planned import PlannedRun, PlannedStudy, Records, planned_runs
 from benchmarks.study_figures import rows_scored
+from hstree.lm.config import TrainConfig
 from hstree.lm.data import Corpus, CorpusStatistics, load_corpus
-from hstree.lm.runs import TrainConfig
-from hstree.lm.training import build_model
+from hstree.lm.train import build_model
 
 STUDIES = (trees_study.STUDY, randomized.STUDY, large_vocabulary.STUDY, transformer_study.STUDY)
 RESULTS = Path(__file__).parent / "results"

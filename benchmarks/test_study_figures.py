@@ -14,10 +14,11 @@ from benchmarks import step_times
 from benchmarks.planned import text_name
 from benchmarks.study_figures import band_losses, measured_run, rows_scored
 from hstree.heads import AdaptiveSoftmax, SampledSoftmax, Softmax, TreeEnsemble
+from hstree.lm.config import TrainConfig
 from hstree.lm.data import Corpus, load_corpus
-from hstree.lm.models import AWDLSTM, LanguageModel
-from hstree.lm.runs import TrainConfig
-from hstree.lm.training import ConsoleReporter, evaluate
+from hstree.lm.model import AWDLSTM, LanguageModel
+from hstree.lm.report import ConsoleReporter
+from hstree.lm.train import evaluate
 from hstree.trees import build_ensemble
 
 CLASSES = 12

@@ -21,9 +21,9 @@ from hstree.heads import Head, TreeEnsemble
 from hstree.heads.trees.queries import pays_to_search, search_classes
 from hstree.lab.report import Report, row_table
 from hstree.lm.data import load_corpus
-from hstree.lm.models.stream import read_stream
-from hstree.lm.runs import load_run
-from hstree.lm.table import Table
+from hstree.lm.model import read_stream
+from hstree.lm.report import Table
+from hstree.lm.run import load_run
 
 COUNTS = (1, 10, 100)
 ROWS = (1, 8, 32)

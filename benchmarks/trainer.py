@@ -10,10 +10,10 @@ from torch.nn.utils import clip_grad_norm_
 
 from benchmarks.contest import Build, Contestant, Size
 from benchmarks.step_times import endless_steps
+from hstree.lm.config import TrainConfig
 from hstree.lm.data import Corpus, Vocabulary
-from hstree.lm.models import LanguageModel, detach
-from hstree.lm.runs import TrainConfig
-from hstree.lm.training import Trainer, build_model
+from hstree.lm.model import LanguageModel, detach
+from hstree.lm.train import Trainer, build_model
 from hstree.optim import AdamW
 
 TRAINER_SIZE = Size(700, 200, 10_000, 200)

@@ -34,10 +34,8 @@ from benchmarks.planned import Contender, PlannedRun, PlannedStudy, Records, Res
 from benchmarks.smollm2 import read_tokenizer
 from hstree.heads import Head
 from hstree.lab.report import Report, made_on
-from hstree.lm._pictures import line_style, new_figure
-from hstree.lm.data import Corpus, CorpusStatistics, load_corpus
-from hstree.lm.data.tokenizer import Subwords
-from hstree.lm.table import Column, Table, decimals, table
+from hstree.lm.data import Corpus, CorpusStatistics, Subwords, load_corpus
+from hstree.lm.report import Column, Table, decimals, line_style, new_figure, table
 
 CLASSES = 49_152
 """Subwords of SmolLM2. Those that do not occur in the text come last."""

@@ -11,8 +11,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from benchmarks import step_times
 from benchmarks.planned import Contender, Records, Result, results, sweep_table
 from hstree.lab.report import Report, made_on, row_table
-from hstree.lm._pictures import legend, line_style, new_figure
-from hstree.lm.table import Column, Table, decimals, table
+from hstree.lm.report import Column, Table, decimals, legend, line_style, new_figure, table
 
 TIMED = (
     "softmax",

@@ -24,8 +24,8 @@ from benchmarks import step_times
 from benchmarks.planned import Contender, PlannedRun, PlannedStudy, Records, named
 from benchmarks.study_figures import measured_run
 from benchmarks.trees_page import TIMED, is_full, report
+from hstree.lm.config import TrainConfig
 from hstree.lm.data import Corpus
-from hstree.lm.runs import TrainConfig
 
 RESULTS = Path(__file__).parent / "results"
 COMMON: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import hstree
-from hstree.lm import draw_tree
+from hstree.lm.report import draw_tree
 
 FEATURES, ROWS = 16, 4000
 HIERARCHY = {

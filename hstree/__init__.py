@@ -7,7 +7,7 @@ Importing the package registers the operators ``torch.ops.hstree.*`` with their 
 from hstree._extension import BuildInfo, build_info, load
 
 load()  # registers the operators that the others need
-from hstree import distributed, heads, ops, optim, trees  # noqa: E402
+from hstree import heads, ops, optim, trees  # noqa: E402
 from hstree.deferred import defer_logits, undefer  # noqa: E402
 from hstree.heads import (  # noqa: E402
     DOC,
@@ -52,7 +52,6 @@ __all__ = [
     "__version__",
     "build_info",
     "defer_logits",
-    "distributed",
     "heads",
     "load_head",
     "ops",

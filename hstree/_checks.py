@@ -112,13 +112,11 @@ def check_temperature(value: Any) -> float:
     return number
 
 
-def check_up_to(name: str, value: Any, high: float, shown: str | None = None) -> float:
-    """The value as a float; raises ValueError unless it is in [0, high]. ``shown``: how the error
-    writes ``high``."""
+def check_up_to(name: str, value: Any, high: float) -> float:
+    """The value as a float; raises ValueError unless it is in [0, high]."""
     number = _float(value)
     if not 0 <= number <= high:
-        limit = f"{high:g}" if shown is None else shown
-        raise ValueError(f"{name}: expected a number from 0 to {limit}, got {_shown(value)}")
+        raise ValueError(f"{name}: expected a number from 0 to {high:g}, got {_shown(value)}")
     return number
 
 

@@ -21,7 +21,7 @@ from cuda_emu.library import EmulatedLibrary, compile_operators
 from filelock import FileLock
 
 import hstree
-from hstree.lm import _progress
+from hstree.lm import report
 
 # The same examples in every run; no deadline, since machines are shared.
 hypothesis.settings.register_profile("hstree", derandomize=True, deadline=None, max_examples=50)
@@ -91,7 +91,7 @@ def tokens_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def no_lines_of_progress() -> Iterator[None]:
     """They appear after ten seconds, in the output of whatever takes so long on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_progress, "LINE_EVERY", math.inf)
+        patch.setattr(report, "LINE_EVERY", math.inf)
         yield
 
 

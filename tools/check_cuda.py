@@ -63,7 +63,7 @@ print(json.dumps({
     "package": hstree.__path__[0],
     "build": describe_cuda(),
     "kernels": {n: [k for k in ("CPU", "CUDA") if has_kernel(n, k)] for n in operators},
-    "cpu_operators": {"hstree::" + n: reason for n, reason in CPU_OPERATORS.items()},
+    "cpu_operators": ["hstree::" + name for name in CPU_OPERATORS],
     "gathered": gathered.tolist(),
 }))
 """
@@ -211,10 +211,10 @@ def check_import(python: Python, package: Path) -> list[str]:
         expected = ["CPU"] if name in cpu_operators else ["CPU", "CUDA"]
         if found != expected:
             failures.append(f"{name}: expected kernels for {expected}, got {found}")
-    failures += [f"{name}: CPU-only, but no operator" for name in cpu_operators.keys() - kernels]
-    print(f"{len(kernels)} operators, on the CPU only:")
-    for name, reason in cpu_operators.items():
-        print(f"  {name}: {reason}")
+    failures += [
+        f"{name}: CPU-only, but no operator" for name in cpu_operators if name not in kernels
+    ]
+    print(f"{len(kernels)} operators, on the CPU only: {', '.join(cpu_operators)}")
     return failures
 
 

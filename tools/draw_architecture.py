@@ -11,14 +11,8 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 # From top to bottom, each package at its column.
 ROWS: list[dict[str, float]] = [
-    {"lab": 1.5},
-    {"lm/cli": 1.5},
-    {"lm/training": 1, "lm/evaluation": 2.2},
-    {"lm/runs": 1},
-    {"lm/models": 1},
-    {"lm/data": 2.2},
-    {"lm": 2.2},
-    {"distributed": 2.6},
+    {"lab": 1},
+    {"lm": 1},
     {"heads": 1, "optim": 2.6},
     {"ops": 2.1},
     {"trees": 1},

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
 
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -46,7 +47,6 @@ from hstree.heads.losses import (
     tempered,
 )
 from hstree.heads.options import name_options, unknown_option
-from hstree.heads.sharding import is_distributed_hook, register_forward_methods
 from hstree.heads.tables import Tables, fill
 from hstree.heads.tying import HasWeight, TyingError, tied_names
 
@@ -151,6 +151,9 @@ class Head(nn.Module, ABC):
     may_skip_parameters: ClassVar[bool] = False
     """Whether a batch may leave some parameters without a gradient."""
 
+    sparse: bool = False
+    """Whether parameters have row-sparse gradients in training."""
+
     samples_in_training: bool = False
     """Whether, in training mode, ``output`` and the loss are estimates from sampled classes."""
 
@@ -167,7 +170,6 @@ class Head(nn.Module, ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         name_options(cls)
-        register_forward_methods(cls, QUERIES)
 
     def __init__(
         self,
@@ -216,6 +218,8 @@ class Head(nn.Module, ABC):
                 a GPU values are not read, which would cost a synchronization: the row becomes NaN,
                 and :class:`hstree.heads.AdaptiveSoftmax` fails a device-side assertion of torch.
         """
+        if self.sparse:
+            self._check_alone()
         self._check_hidden(hidden)
         target = mark_targets(target, self.n_classes, self.ignore_index)
         if hidden.shape[:-1] != target.shape:
@@ -648,7 +652,8 @@ class Head(nn.Module, ABC):
 
     def _hooked(self, hidden: Tensor) -> Tensor:
         for key, hook in self._forward_pre_hooks.items():
-            if is_distributed_hook(hook):
+            # FSDP undoes its own after forward, and register_fsdp_forward_method calls them.
+            if (getattr(hook, "__module__", None) or "").startswith("torch.distributed."):
                 continue
             if key in self._forward_pre_hooks_with_kwargs:
                 result = hook(self, (hidden,), {})
@@ -658,6 +663,17 @@ class Head(nn.Module, ABC):
             if result is not None:
                 hidden = result[0] if isinstance(result, tuple) else result
         return hidden
+
+    def _check_alone(self) -> None:
+        """Raises ValueError for row-sparse gradients of several processes, which neither DDP nor
+        FSDP averages."""
+        if torch.is_grad_enabled() and dist.is_available() and dist.is_initialized():
+            processes = dist.get_world_size()
+            if processes > 1:
+                raise ValueError(
+                    f"sparse: expected False in training with {processes} processes, since "
+                    "row-sparse gradients are not averaged over them, got True"
+                )
 
     def _check_hidden(self, hidden: Tensor) -> None:
         check_tensor("hidden", hidden)

@@ -67,7 +67,7 @@ class SampledSoftmax(ClassSampler):
             frequencies. ``"uniform"``: 1 / V.
         alpha: power of the frequencies; other distributions do not use it.
         sparse: whether, in training mode, W and b have row-sparse gradients with rows for targets
-            and draws only, for :class:`hstree.optim.AdamW`. Does not compile.
+            and draws only, for :class:`hstree.optim.AdamW`, in one process. Does not compile.
             In float16 on a CPU torch cannot add two of them: there, call zero_grad() before every
             backward pass.
         **options: ``bias``, ``embedding`` and ``bias_start`` of :class:`FlatHead`, and the

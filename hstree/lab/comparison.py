@@ -19,12 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hstree.lm._arguments import Argument
-from hstree.lm._terminal import show
-from hstree.lm.print_tables import print_tables
-from hstree.lm.runs import RunResults, read_run
-from hstree.lm.runs.flags import add_run_argument
-from hstree.lm.table import Table, count, csv_text, decimals, markdown, text
+from hstree.lm.cli import Argument, add_run_argument
+from hstree.lm.report import Table, count, csv_text, decimals, markdown, print_tables, show, text
+from hstree.lm.run import RunResults, read_run
 
 from .report import Form, Paragraphs, record_table
 

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hstree.lm._arguments import Argument
-from hstree.lm._pictures import COLOURS, legend, panels, plain
-from hstree.lm.table import Table, probability
+from hstree.lm.cli import Argument
+from hstree.lm.report import COLOURS, Table, legend, panels, plain, probability
 
 from .report import MARKERS, Form, Measurement, Report, read_columns, record_table, skipped
 

@@ -23,9 +23,9 @@ import numpy.typing as npt
 import torch
 
 from hstree.heads.trees import TreeEnsemble, level_log_probs
-from hstree.lm._arguments import Argument
-from hstree.lm._pictures import panels
-from hstree.lm.models import LanguageModel, read_contexts
+from hstree.lm.cli import Argument
+from hstree.lm.model import LanguageModel, read_contexts
+from hstree.lm.report import panels
 
 from .report import Measurement, Report, load_runs, record_table, row_table
 

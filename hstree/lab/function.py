@@ -26,9 +26,8 @@ from torch import Tensor
 from hstree._numerics import at_least_float32
 from hstree.heads import FlatHead, ForestSoftmax, Mixtape
 from hstree.heads.functions import PLIF
-from hstree.lm._pictures import legend, line_style, panels, plain
-from hstree.lm.models import LanguageModel, read_contexts
-from hstree.lm.table import Table, decimals
+from hstree.lm.model import LanguageModel, read_contexts
+from hstree.lm.report import Table, decimals, legend, line_style, panels, plain
 from hstree.ops import LogitFunction, default_chunk_rows
 
 from .report import Form, Measurement, Report, load_runs, record_table, row_table

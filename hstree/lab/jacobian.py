@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from hstree._progress import track
-from hstree.lm._arguments import Argument
-from hstree.lm._pictures import COLOURS, legend, line_style, panels
-from hstree.lm.table import Table, count
+from hstree.lm.cli import Argument
+from hstree.lm.report import COLOURS, Table, count, legend, line_style, panels
 
 from .layers import ACTIVATIONS, GATES, MoEDense
 from .report import Measurement, Report, record_table

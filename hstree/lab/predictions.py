@@ -18,13 +18,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hstree.lm._arguments import Argument
-from hstree.lm._arguments import count as whole
-from hstree.lm._messages import quoted
+from hstree.lm.cli import Argument
+from hstree.lm.cli import count as whole
 from hstree.lm.data import Subwords, prompt_words
-from hstree.lm.models import LanguageModel, read_stream
-from hstree.lm.runs import Run
-from hstree.lm.table import Table, count
+from hstree.lm.model import LanguageModel, read_stream
+from hstree.lm.report import Table, count, quoted
+from hstree.lm.run import Run
 
 from .report import Measurement, Report, load_runs, row_table
 

@@ -30,15 +30,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from hstree._memory import available_memory, gibibytes
 from hstree._numerics import dtype_name
 from hstree.heads import Head, MixtureOfContexts, Softmax
 from hstree.heads.functions import Identity
-from hstree.lm._arguments import Argument, count
-from hstree.lm._arguments import number as limited
-from hstree.lm._memory import available_memory, gibibytes
-from hstree.lm._pictures import legend, line_style, panels, plain
-from hstree.lm.models import LanguageModel, read_stream
-from hstree.lm.runs import load_run, run_names
+from hstree.lm.cli import Argument, count
+from hstree.lm.cli import number as limited
+from hstree.lm.model import LanguageModel, read_stream
+from hstree.lm.report import legend, line_style, panels, plain
+from hstree.lm.run import load_run, run_names
 
 from .report import SPLIT, Measurement, Report, record_table
 
@@ -122,7 +122,7 @@ def log_prob_rank(
         >>> import torch
         >>> from hstree.heads import Softmax
         >>> from hstree.lab import log_prob_rank, softmax_rank_bound
-        >>> from hstree.lm.models import AWDLSTM, LanguageModel
+        >>> from hstree.lm.model import AWDLSTM, LanguageModel
         >>> backbone = AWDLSTM(n_classes=100, embedding_size=8, hidden_size=8)
         >>> model = LanguageModel(backbone, Softmax(8, 100))
         >>> text = torch.randint(100, (500,)).numpy()

@@ -27,14 +27,27 @@ import torch
 import hstree
 from hstree._files import Content, write_together
 from hstree._numerics import dtype_name
-from hstree.lm._arguments import Argument
-from hstree.lm._packages import optional_package
-from hstree.lm._pictures import picture
-from hstree.lm._terminal import fold
-from hstree.lm.print_tables import print_tables
-from hstree.lm.runs import Run, TrainConfig, choose_device, load_run, run_names, set_threads
-from hstree.lm.runs.flags import add_config_arguments, add_run_argument, config_values
-from hstree.lm.table import Column, Table, csv_text, markdown, number, table
+from hstree.lm.cli import Argument, add_run_argument
+from hstree.lm.config import (
+    TrainConfig,
+    add_config_arguments,
+    choose_device,
+    config_values,
+    set_threads,
+)
+from hstree.lm.report import (
+    Column,
+    Table,
+    csv_text,
+    fold,
+    markdown,
+    number,
+    optional_package,
+    picture,
+    print_tables,
+    table,
+)
+from hstree.lm.run import Run, load_run, run_names
 
 Form = str | Callable[[Any], str]
 MARKERS = "osD^vP*X"  # of the curves of a picture
@@ -202,7 +215,7 @@ class Measurement:
         name: name of the command, and stem of the files that it writes.
         measure: a function of the parsed arguments that returns the report. It raises ValueError
             for arguments that are not valid. With ``settings`` the arguments have ``settings``, a
-            :class:`hstree.lm.runs.TrainConfig`, and ``device``, a :class:`torch.device`.
+            :class:`hstree.lm.config.TrainConfig`, and ``device``, a :class:`torch.device`.
         runs: number of positional run folders (``nargs`` of argparse), which become
             ``directories``; None: the command takes none.
         settings: settings of ``hstree train`` that the command takes.

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from hstree._numerics import dtype_name
 from hstree._progress import track
-from hstree.lm._arguments import Argument, not_negative
-from hstree.lm._pictures import legend, line_style, panels
+from hstree.lm.cli import Argument, not_negative
+from hstree.lm.report import legend, line_style, panels
 
 from .rank import DTYPES, EPSILONS, effective_rank, press_threshold
 from .report import Measurement, Report, record_table

@@ -21,9 +21,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hstree.lm._arguments import Argument
-from hstree.lm._pictures import line_style, panels, plain
-from hstree.lm.table import Table, probability
+from hstree.lm.cli import Argument
+from hstree.lm.report import Table, line_style, panels, plain, probability
 
 from .comparison import Comparison, compare
 from .report import Form, Measurement, Report, read_columns, record_table, row_table, skipped

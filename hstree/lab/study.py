@@ -30,34 +30,34 @@ from typing import Any
 from hstree._files import write_atomic, write_together
 from hstree._progress import duration
 from hstree.heads import head_options
-from hstree.lm._arguments import count as whole
-from hstree.lm._messages import meant, quoted, shortened
-from hstree.lm._packages import optional_package
-from hstree.lm._terminal import fold, show
-from hstree.lm.print_tables import print_tables
-from hstree.lm.runs import (
+from hstree.lm.cli import count as whole
+from hstree.lm.config import (
     UNGROUPED,
     ConfigError,
-    RunResults,
     TrainConfig,
+    check_text,
     choose_device,
-    load_run,
     parse_options,
-    read_run,
+    preset,
 )
-from hstree.lm.runs.folder import lock_folder
-from hstree.lm.runs.results import model_settings
-from hstree.lm.table import Table, count, decimals, latex, probability
-from hstree.lm.training import (
+from hstree.lm.report import (
     ConsoleReporter,
     Reporter,
-    TrainingError,
-    TrainingMemoryError,
-    preset,
-    resume,
-    train,
+    Table,
+    count,
+    decimals,
+    fold,
+    latex,
+    meant,
+    optional_package,
+    print_tables,
+    probability,
+    quoted,
+    shortened,
+    show,
 )
-from hstree.lm.training.presets import check_text
+from hstree.lm.run import RunResults, load_run, lock_folder, model_settings, read_run
+from hstree.lm.train import TrainingError, TrainingMemoryError, resume, train
 
 from .comparison import spread
 from .rank import EPSILONS, log_prob_rank

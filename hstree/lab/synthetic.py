@@ -36,10 +36,9 @@ from torch import Tensor, nn
 
 from hstree._progress import Task
 from hstree.heads import Head, build_head, head_class, head_names
-from hstree.lm._arguments import Argument, positive
-from hstree.lm._pictures import legend, line_style, panels, plain
-from hstree.lm.runs import ConfigError, choose_device, parse_options
-from hstree.lm.table import Table, count
+from hstree.lm.cli import Argument, positive
+from hstree.lm.config import ConfigError, choose_device, parse_options
+from hstree.lm.report import Table, count, legend, line_style, panels, plain
 
 from .report import MARKERS, Measurement, Report, row_table
 

@@ -23,11 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hstree.heads.flat import FlatHead
-from hstree.lm._arguments import Argument
-from hstree.lm._pictures import COLOURS, legend, panels, plain
-from hstree.lm.models import LanguageModel
-from hstree.lm.runs import load_run, run_names
-from hstree.lm.table import Table, count, decimals
+from hstree.lm.cli import Argument
+from hstree.lm.model import LanguageModel
+from hstree.lm.report import COLOURS, Table, count, decimals, legend, panels, plain
+from hstree.lm.run import load_run, run_names
 
 from .report import MARKERS, Measurement, Report, row_table
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -50,39 +50,23 @@ def clip_grad_norm_(
         1.0
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    total = total_norm(parameters, norm_type, error_if_nonfinite, foreach)
-    scale_gradients(parameters, max_norm, total, foreach)
-    return total
-
-
-def total_norm(
-    parameters: Sequence[Tensor],
-    norm_type: float = 2.0,
-    error_if_nonfinite: bool = False,
-    foreach: bool | None = None,
-) -> Tensor:
-    """The joint norm of all gradients; sums repeated rows of sparse gradients in place."""
-    gradients = []
+    gradients, dense, sparse = [], [], []
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = summed_rows(parameter.grad)
-            gradients += [parameter.grad._values()] if parameter.grad._nnz() else []
+            values = parameter.grad._values()
+            if values.numel():
+                gradients.append(values)
+                sparse.append(values)
         elif parameter.grad is not None:
             gradients.append(parameter.grad)
+            dense.append(parameter)
     total: Tensor = get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
-    return total
-
-
-def scale_gradients(
-    parameters: Sequence[Tensor], max_norm: float, total: Tensor, foreach: bool | None = None
-) -> None:
-    """Scale gradients of norm ``total``, without repeated rows, down to ``max_norm``."""
     # Small enough already: no pass over the gradients. On a GPU the comparison would wait.
     if total.device.type == "cpu" and max_norm / (total + 1e-6) >= 1.0:
-        return
-    sparse = [p.grad for p in parameters if p.grad is not None and p.grad.is_sparse]
-    dense = [p for p in parameters if p.grad is not None and not p.grad.is_sparse]
+        return total
     clip_grads_with_norm_(dense, max_norm, total, foreach)
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-    for gradient in sparse:
-        gradient._values().mul_(scale.to(gradient.device))
+    for values in sparse:
+        values.mul_(scale.to(values.device))
+    return total

@@ -14,11 +14,8 @@ def two() -> list[dict[str, Any]]:
     """What each of two processes returns for every scenario."""
     return launch(
         [
-            "distributed.test_distributed_data_parallel",
-            "distributed.test_fully_shard",
-            "distributed.test_shard_trees",
-            "distributed.test_clip_grad",
-            "distributed.test_deferred",
+            "distributed.test_training",
+            "distributed.test_meta",
             "distributed.test_deferred_logits",
         ]
     )

@@ -1,9 +1,8 @@
-"""A deferred output layer under DistributedDataParallel and FSDP2: the weights of the plain layer
-after three steps, and no logits computed."""
+"""A deferred output layer in DistributedDataParallel and FSDP2, and with accelerate: two processes
+compute no logits, and have the weights of one process with the plain layer."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -17,10 +16,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from distributed.test_training import accelerator
 from hstree import TreeEnsemble, deferred
 from hstree.deferred import Source, defer_logits
 
-V, D = 80, 16
+V, D, STEPS = 80, 16, 5
 
 
 class Model(nn.Module):
@@ -37,8 +37,15 @@ class Model(nn.Module):
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.lm_head(self.body(self.embedding(tokens)))
-        loss = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), tokens[:, 1:].flatten())
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
         return loss, logits
+
+
+def with_trees() -> Model:
+    """A head of its own in the layer's place, which scores no class but those of the paths."""
+    model = Model(False)
+    model.lm_head = defer_logits(model.lm_head, TreeEnsemble.from_counts(D, range(1, V + 1)))
+    return model
 
 
 def data_parallel(model: Model) -> nn.Module:
@@ -47,15 +54,18 @@ def data_parallel(model: Model) -> nn.Module:
 
 def root(model: Model) -> nn.Module:
     fully_shard(model.body)
-    fully_shard(model)
-    return model
+    return fully_shard(model)
 
 
 def alone(model: Model) -> nn.Module:
     """The output layer is taken back after its own call."""
     fully_shard(model.lm_head)
-    fully_shard(model)
-    return model
+    return fully_shard(model)
+
+
+def accelerated(model: Model) -> nn.Module:
+    wrapped: nn.Module = accelerator().prepare(model)
+    return wrapped
 
 
 WAYS: dict[str, tuple[Callable[[Model], nn.Module], bool]] = {
@@ -64,17 +74,19 @@ WAYS: dict[str, tuple[Callable[[Model], nn.Module], bool]] = {
     "fsdp": (root, False),
     "fsdp, tied": (root, True),
     "fsdp, alone": (alone, False),
+    "accelerate": (accelerated, False),
+    "accelerate, tied": (accelerated, True),
 }
 
 
-def trained(model: Model, wrap: Callable[[Model], nn.Module]) -> list[Tensor]:
-    wrapped = wrap(model)
+def trained(model: Model, wrap: Callable[[Model], nn.Module] | None = None) -> list[Tensor]:
+    """Weights after five steps; each process trains on its part of the texts."""
+    wrapped = model if wrap is None else wrap(model)
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
-    for step in range(3):
-        tokens = torch.randint(
-            V, (3, 7), generator=torch.Generator().manual_seed(10 * step + dist.get_rank())
-        )
-        loss, _ = wrapped(tokens)
+    for step in range(STEPS):
+        texts = torch.randint(V, (6, 7), generator=torch.Generator().manual_seed(step))
+        loss, _ = wrapped(texts.chunk(size)[rank])
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -84,45 +96,38 @@ def trained(model: Model, wrap: Callable[[Model], nn.Module]) -> list[Tensor]:
     ]
 
 
-def compared(name: str) -> dict[str, Any]:
+def counted(name: str) -> dict[str, Any]:
+    """The weights, and how often logits were computed."""
     wrap, tied = WAYS[name]
-    plain = Model(tied)
-    model = copy.deepcopy(plain)
+    model = Model(tied).double()
     reads: list[int] = []
     compute = Source.compute
 
-    def counted(source: Source) -> Tensor:
+    def count(source: Source) -> Tensor:
         reads.append(1)
         return compute(source)
 
-    with patch.object(deferred, "LEAST", 0), patch.object(Source, "compute", counted):
+    with patch.object(deferred, "LEAST", 0), patch.object(Source, "compute", count):
         defer_logits(model.lm_head)
-        return {"found": trained(model, wrap), "plain": trained(plain, wrap), "reads": len(reads)}
-
-
-def trees() -> dict[str, Any]:
-    """A head of its own in the layer's place, which scores no class but those of the paths."""
-    plain = Model(False)
-    plain.lm_head = defer_logits(plain.lm_head, TreeEnsemble.from_counts(D, range(1, V + 1)))
-    model = copy.deepcopy(plain)
-    return {"found": trained(model, alone), "plain": trained(plain, data_parallel)}
+        return {"weights": trained(model, wrap), "reads": len(reads)}
 
 
 SCENARIOS: dict[str, Callable[[], Any]] = {
-    f"deferred logits, {name}": lambda name=name: compared(name) for name in WAYS
-} | {"deferred logits, trees": trees}
+    f"deferred logits, {name}": lambda name=name: counted(name) for name in WAYS
+} | {"deferred logits, trees": lambda: trained(with_trees().double(), alone)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
-def test_steps_are_those_of_the_plain_layer(name: str, two: list[dict[str, Any]]) -> None:
+def test_weights_are_those_of_one_process(name: str, two: list[dict[str, Any]]) -> None:
+    expected = trained(Model(WAYS[name][1]).double())
     for rank in two:
-        result = rank[f"deferred logits, {name}"]
-        torch.testing.assert_close(result["found"], result["plain"])
-        assert result["reads"] == 0
+        found = rank[f"deferred logits, {name}"]
+        torch.testing.assert_close(found["weights"], expected, rtol=1e-9, atol=1e-10)
+        assert found["reads"] == 0
 
 
-@pytest.mark.slow
 def test_a_head_of_its_own_is_sharded(two: list[dict[str, Any]]) -> None:
-    result = two[0]["deferred logits, trees"]
-    torch.testing.assert_close(result["found"], result["plain"])
+    expected = trained(with_trees().double())
+    for rank in two:
+        found = rank["deferred logits, trees"]
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)

@@ -99,15 +99,6 @@ TRAIN: dict[str, tuple[list[str], list[str]]] = {
 EVALUATE: dict[str, tuple[list[str], list[str]]] = {
     "--streams": (["1", "7", "3,1"], ["1,2,3", "100000", *COUNT[1][:-1]]),
     "--json": SWITCH,
-    "--cache": SWITCH,
-    "--cache-window": (["1", "20"], COUNT[1]),
-    "--cache-lambda": (["0", "0.5"], SHARE[1]),
-    "--cache-theta": NOT_NEGATIVE,
-    "--cache-wait": SWITCH,
-    "--dynamic": SWITCH,
-    "--dynamic-learning-rate": (["1e-4"], POSITIVE[1]),
-    "--dynamic-decay": (["0", "1e-3"], NOT_NEGATIVE[1]),
-    "--dynamic-epsilon": (["1e-5"], POSITIVE[1]),
     "--data": ([], ["missing", ""]),
     "--threads": (["1"], ["0", "1025", "x"]),
 }

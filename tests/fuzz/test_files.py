@@ -19,10 +19,10 @@ from fuzz.scale import cases
 from fuzz.some_heads import HEAD_SETTINGS, HeadSetting, build
 from hstree.heads import head_names, load_head
 from hstree.lab.study import StudyError, read_study
+from hstree.lm.config import ConfigError, TrainConfig
 from hstree.lm.data import Vocabulary
-from hstree.lm.models import AWDLSTM, LanguageModel
-from hstree.lm.runs import CheckpointError, ConfigError, TrainConfig
-from hstree.lm.runs.checkpoint import load_model, model_writer
+from hstree.lm.model import AWDLSTM, LanguageModel
+from hstree.lm.run import CheckpointError, load_model, model_writer
 from hstree.trees import Tree, build_ensemble
 
 

@@ -30,7 +30,7 @@ from hstree.heads import (
     head_options,
 )
 from hstree.heads import load_head as load
-from hstree.lm.runs import TrainConfig
+from hstree.lm.config import TrainConfig
 
 every_head = pytest.mark.parametrize("kind", HEADS)
 some_heads = pytest.mark.parametrize("kind", SOME)

@@ -24,7 +24,7 @@ from hstree.heads import (
     Softmax,
     TreeEnsemble,
 )
-from hstree.lm.models import sample_log_prob
+from hstree.lm.generate import sample_log_prob
 
 MANY = 2**20
 

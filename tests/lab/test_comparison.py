@@ -15,7 +15,7 @@ from lm.runs.made_up import write_run
 from hstree.__main__ import main
 from hstree.lab import Comparison, compare
 from hstree.lab.comparison import comparison_tables, run_rows, spread
-from hstree.lm.training import TrainConfig
+from hstree.lm.config import TrainConfig
 from lab.commands import refused
 
 SOFTMAX = (60.5, 61.25, 59.75)

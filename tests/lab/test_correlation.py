@@ -13,7 +13,7 @@ import scipy.stats
 from hstree.__main__ import main
 from hstree.lab import correlate
 from hstree.lab.correlation import correlation_picture, correlation_table, outliers, within
-from hstree.lm._pictures import COLOURS
+from hstree.lm.report import COLOURS
 from lab.commands import csv_rows, refused
 
 

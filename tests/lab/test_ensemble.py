@@ -15,9 +15,8 @@ from lm.training.toy import small_config, write_corpus
 from hstree.__main__ import main
 from hstree.heads import TreeEnsemble
 from hstree.lab import tree_loss
-from hstree.lm.evaluation import evaluate_stream
-from hstree.lm.runs import load_run
-from hstree.lm.training import train
+from hstree.lm.run import load_run
+from hstree.lm.train import evaluate, train
 from hstree.trees import Tree
 from lab.commands import csv_rows, refused
 from lab.toy_models import all_contexts, toy_model, toy_text
@@ -30,7 +29,7 @@ def test_losses_of_trees_and_mixtures(kind: str) -> None:
     model, text = toy_model(head), toy_text(V)
     found = tree_loss(model, text)
     assert found.tokens == len(text) - 1
-    assert found.mixture == pytest.approx(evaluate_stream(model, text), rel=1e-5)
+    assert found.mixture == pytest.approx(evaluate(model, text, 1), rel=1e-5)
     hidden, target = all_contexts(model, text)
     place = np.arange(len(target)), target.numpy()
     gates = head.log_gate(hidden).exp().detach()
@@ -101,7 +100,7 @@ def test_command(
         assert names == {"tree.md", "tree.json", "tree.csv", "tree-loss.png"}
         loss = json.loads((folder / "tree.json").read_text())["loss"]
         run = load_run(name)
-        expected = evaluate_stream(run.model, run.corpus().test)
+        expected = evaluate(run.model, run.corpus().test, 1)
         assert loss["mixture"] == pytest.approx(expected, rel=1e-5)
         rows = csv_rows(folder / "tree.csv")
         assert [float(row["loss"]) for row in rows[:n_trees]] == loss["trees"]

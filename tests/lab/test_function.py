@@ -20,8 +20,8 @@ from hstree.heads import FlatHead, Softmax
 from hstree.lab import Histogram, view_function
 from hstree.lab.function import _Counter, function_data, function_picture, function_tables
 from hstree.lab.report import plain_data
-from hstree.lm.runs import load_run
-from hstree.lm.training import train
+from hstree.lm.run import load_run
+from hstree.lm.train import train
 from lab.commands import csv_rows, refused
 from lab.toy_models import all_contexts, toy_model, toy_text
 

@@ -21,10 +21,10 @@ from hstree.lab.predictions import (
     prediction_rows,
     prediction_tables,
 )
-from hstree.lm.models import AWDLSTM, LanguageModel
-from hstree.lm.runs import load_run
-from hstree.lm.table import markdown
-from hstree.lm.training import train
+from hstree.lm.model import AWDLSTM, LanguageModel
+from hstree.lm.report import markdown
+from hstree.lm.run import load_run
+from hstree.lm.train import train
 from lab.commands import csv_rows, refused
 
 WORDS = ("the", "cat", "<unk>", "runs", "<eos>")

@@ -25,10 +25,9 @@ from hstree.lab import (
     rank,
     softmax_rank_bound,
 )
-from hstree.lm.evaluation import evaluate_stream
-from hstree.lm.models import AWDLSTM, LanguageModel
-from hstree.lm.runs import load_run
-from hstree.lm.training import train
+from hstree.lm.model import AWDLSTM, LanguageModel
+from hstree.lm.run import load_run
+from hstree.lm.train import evaluate, train
 from lab.commands import csv_rows, refused
 
 DTYPES = (torch.float32, torch.float64)
@@ -221,7 +220,7 @@ def test_targets_have_the_probabilities_of_evaluation() -> None:
     assert (found.dtype, found.requires_grad) == (torch.float32, False)
     target = torch.from_numpy(TOKENS[1:].astype(np.int64))
     loss = -float(found[:-1].gather(1, target[:, None]).double().mean())
-    assert loss == pytest.approx(evaluate_stream(model, TOKENS), rel=1e-6)
+    assert loss == pytest.approx(evaluate(model, TOKENS, 1), rel=1e-6)
     assert model.training
 
 

@@ -31,8 +31,9 @@ from hstree.lab.study import (
     study_runs,
     study_table,
 )
-from hstree.lm.runs import TrainConfig
-from hstree.lm.training import Reporter, TrainingError, TrainingInterrupted, TrainingMemoryError
+from hstree.lm.config import TrainConfig
+from hstree.lm.report import Reporter
+from hstree.lm.train import TrainingError, TrainingInterrupted, TrainingMemoryError
 
 TEXT = """
 seeds = [1, 2, 3]

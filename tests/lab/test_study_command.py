@@ -14,8 +14,9 @@ from lm.training.toy import write_corpus
 import hstree.lab.study
 from hstree.__main__ import main
 from hstree.lab import log_prob_rank
-from hstree.lm.runs import TrainConfig, load_run
-from hstree.lm.training import Reporter
+from hstree.lm.config import TrainConfig
+from hstree.lm.report import Reporter
+from hstree.lm.run import load_run
 from lab.commands import csv_rows
 
 STUDY = """\

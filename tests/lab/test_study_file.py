@@ -14,8 +14,7 @@ from hstree.lab.study import (
     read_study,
     run_name,
 )
-from hstree.lm.runs import TrainConfig, parse_options
-from hstree.lm.training import preset
+from hstree.lm.config import TrainConfig, parse_options, preset
 
 ROOT = Path(__file__).resolve().parents[2]
 

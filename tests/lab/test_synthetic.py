@@ -350,7 +350,7 @@ def test_interruption_leaves_nothing(
 def test_progress_is_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hstree.lm._progress.LINE_EVERY", 0.0)
+    monkeypatch.setattr("hstree.lm.report.LINE_EVERY", 0.0)
     flags = ["--heads", "softmax", "--alpha", "1", "--seeds", "1"]
     assert main(["experiment", "synthetic", *SMALL, *flags]) == 0
     captured = capsys.readouterr()

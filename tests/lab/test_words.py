@@ -28,9 +28,9 @@ from hstree.lab.words import (
     word_similarity_picture,
     word_similarity_table,
 )
-from hstree.lm.models import AWDLSTM, LanguageModel
-from hstree.lm.runs import load_run
-from hstree.lm.training import train
+from hstree.lm.model import AWDLSTM, LanguageModel
+from hstree.lm.run import load_run
+from hstree.lm.train import train
 from lab.commands import csv_rows, refused
 
 # Lines in the form of each distribution, made up; all say the same.

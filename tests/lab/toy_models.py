@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hstree.heads import Head
-from hstree.lm.models import AWDLSTM, LanguageModel
+from hstree.lm.model import AWDLSTM, LanguageModel
 
 SIZE, LENGTH = 10, 300  # of a context vector, of the text
 

@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 import pytest
 
-from hstree.lm.draw import draw_tree
+from hstree.lm.report import draw_tree
 from hstree.trees import Tree, describe, huffman_tree, random_tree
 
 NESTED = ((0, 1), (2, (3, 4)))

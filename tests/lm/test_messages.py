@@ -8,9 +8,9 @@ import pytest
 
 from hstree.__main__ import main
 from hstree.lab.study import StudyError, parse_study
-from hstree.lm._messages import meant, quoted, shortened
+from hstree.lm.config import ConfigError, TrainConfig
 from hstree.lm.data import Vocabulary, load_corpus
-from hstree.lm.runs import ConfigError, TrainConfig
+from hstree.lm.report import meant, quoted, shortened
 
 LONG = "x" * 20_000
 FLAGS = ("--learning-rate", "--layers", "--leaf", "--head", "--weight-decay", "--weight-dropout")

@@ -14,17 +14,16 @@ from itertools import count
 import pytest
 
 from hstree._progress import Task, duration, track
-from hstree.lm import _progress
-from hstree.lm._progress import shown
-from hstree.lm._terminal import command_line, fold, terminal_width
+from hstree.lm import report
+from hstree.lm.report import command_line, fold, shown, terminal_width
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock takes a second, and ten are enough for a line."""
-    monkeypatch.setattr(_progress, "LINE_EVERY", 10.0)
+    monkeypatch.setattr(report, "LINE_EVERY", 10.0)
     seconds = count()
-    monkeypatch.setattr(_progress.time, "monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr(report.time, "monotonic", lambda: float(next(seconds)))
 
 
 @pytest.mark.usefixtures("clock")
@@ -43,7 +42,7 @@ def test_short_work_and_programs_print_nothing(capsys: pytest.CaptureFixture[str
     with shown():
         assert list(track("abc", "reading", 3)) == ["a", "b", "c"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_progress, "LINE_EVERY", 0.0)
+        patch.setattr(report, "LINE_EVERY", 0.0)
         assert list(track("abc", "reading", 3)) == ["a", "b", "c"]
     assert capsys.readouterr() == ("", "")
 
@@ -58,7 +57,7 @@ def test_a_loop_that_is_left_early_ends_its_task(capsys: pytest.CaptureFixture[s
 
 def test_time_left_counts_the_steps_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 10.0, 10.0])
-    monkeypatch.setattr(_progress.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(report.time, "monotonic", lambda: next(now))
     task = Task("training", 100, done=50)
     assert task.left == ""
     task.advance(10)
@@ -69,9 +68,9 @@ def test_time_left_counts_the_steps_made_here(monkeypatch: pytest.MonkeyPatch) -
 BAR = """
     import time
     from hstree._progress import track
-    from hstree.lm import _progress
-    _progress.BAR_AFTER = 0.0
-    with _progress.shown():
+    from hstree.lm import report
+    report.BAR_AFTER = 0.0
+    with report.shown():
         for i in track(range(4), "reading", 4):
             if i == 2:
                 print("a line above the bar")

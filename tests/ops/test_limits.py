@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hstree.lm._memory import available_memory, gibibytes
+from hstree._memory import available_memory, gibibytes
 from ops.cases import measures_memory
 from ops.limited import ELEMENTS
 

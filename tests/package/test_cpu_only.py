@@ -64,7 +64,7 @@ def run(code: str, folder: Path, *, cuda: str | None = None, hip: str | None = N
 
 
 REASON = f"CPU only: {hstree.build_info().cpu_only}"
-FIX = "; fix: with the CUDA 14.1 toolkit on PATH or in CUDA_HOME, run HSTREE_CUDA=1 pip install "
+FIX = "; fix: with the CUDA 14.1 toolkit on PATH, in a clone: HSTREE_CUDA=1 pip install "
 
 
 def test_torch_with_cuda(tmp_path: Path) -> None:

@@ -86,11 +86,10 @@ class TreeEnsemble(Head):
             ``"leaves"``, have row-sparse gradients, as with ``torch.nn.Embedding(sparse=True)``. A
             step then costs what the rows that a batch visits cost: few in binary trees and in
             groups of few classes, almost all of E in trees of two levels with many classes.
-            Requires :class:`hstree.optim.AdamW`, or SGD or Adagrad without weight decay; on several
-            ranks use :mod:`hstree.distributed`. Off by default, because torch's AdamW,
-            torch.compile and the trainers of other libraries accept only dense gradients. In
-            float16 on a CPU torch cannot add two of them: there, call zero_grad() before every
-            backward pass.
+            Requires :class:`hstree.optim.AdamW`, or SGD or Adagrad without weight decay, and one
+            process. Off by default, because torch's AdamW, torch.compile, DDP, FSDP and the
+            trainers of other libraries accept only dense gradients. In float16 on a CPU torch
+            cannot add two of them: there, call zero_grad() before every backward pass.
         seed: seed of the feature subsets.
         **options: further arguments of :class:`Head`.
 

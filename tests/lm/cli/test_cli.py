@@ -22,8 +22,9 @@ import hstree
 from hstree.__main__ import main
 from hstree.heads import head_names
 from hstree.heads.functions import Function
+from hstree.lm.config import TrainConfig
 from hstree.lm.data import Vocabulary
-from hstree.lm.runs import TrainConfig, load_run, read_epochs, read_run
+from hstree.lm.run import load_run, read_epochs, read_run
 from hstree.trees import Tree
 
 SMALL = [
@@ -348,7 +349,7 @@ def test_errors_inside_hstree_are_one_line_too(
     def broken(*_: object, **__: object) -> None:
         raise AttributeError("a bug")
 
-    monkeypatch.setattr("hstree.lm.runs.flags.load_run", broken)
+    monkeypatch.setattr("hstree.lm.cli.load_run", broken)
     error = fails(capsys, "evaluate", str(runs / "softmax"), status=1)
     assert error == "hstree: unexpected AttributeError: a bug (HSTREE_DEBUG=1 shows where)\n"
     monkeypatch.setenv("HSTREE_DEBUG", "1")

@@ -15,7 +15,7 @@ from lm.training.toy import small_config, write_corpus
 
 from hstree.__main__ import main
 from hstree.lab.study import StudyError, StudyRun, parse_study, run_study
-from hstree.lm.training import train
+from hstree.lm.train import train
 
 SIZE = 1 << 20  # bytes of a disk
 STUDY = """\

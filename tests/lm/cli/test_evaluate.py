@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from lm.training.toy import small_config, write_corpus
 
 from hstree.__main__ import main
 from hstree.lm.data import load_corpus
-from hstree.lm.evaluation import NeuralCache, evaluate_dynamic, evaluate_stream, gradient_rms
-from hstree.lm.runs import Run, load_run
-from hstree.lm.training import evaluate, train
+from hstree.lm.model import LanguageModel, read_contexts
+from hstree.lm.run import Run, load_run
+from hstree.lm.train import evaluate, train
 
 PARTS = ("valid", "test")
 
@@ -53,11 +54,9 @@ def test_agrees_with_training(head: str, runs: Path, capsys: pytest.CaptureFixtu
     assert result["test"]["perplexity"] == summary["test_perplexity"]
     unigram = summary["unigram_test_perplexity"]
     assert result["test"]["unigram_perplexity"] == pytest.approx(unigram, rel=1e-12)
-    assert "stream" not in result
     assert main(["evaluate", str(runs / head)]) == 0
     out = capsys.readouterr().out
     assert f"{summary['test_perplexity']:.2f}" in out
-    assert "stream" not in out
 
 
 @pytest.mark.slow
@@ -150,12 +149,10 @@ def test_a_folder_needs_only_what_is_scored(
     kinds = ["test" if "test" in name else "valid" for name in names]
     for name, kind in zip(names, kinds, strict=True):
         (tmp_path / name).write_bytes((runs / "data" / f"{kind}.txt").read_bytes())
-    options = ("--data", str(tmp_path), "--cache")
-    result = evaluated(capsys, runs / "softmax", *options)
+    result = evaluated(capsys, runs / "softmax", "--data", str(tmp_path))
     assert [key for key in result if key in PARTS] == kinds
     for kind in kinds:
         assert result[kind] == own[kind]
-        assert result["stream"]["cache"].keys() == {*kinds, "settings"}
 
 
 def test_a_folder_with_nothing_to_score(
@@ -191,44 +188,14 @@ def parts(run: Run, data: Path | str) -> dict[str, Any]:
     return {split: getattr(corpus, split) for split in ("train", *PARTS)}
 
 
-@pytest.mark.parametrize(
-    ("options", "settings"),
-    [
-        ([], (500, 0.1, 1.0)),
-        (["--cache-window", "40", "--cache-lambda", "0.3", "--cache-theta", "0.5"], (40, 0.3, 0.5)),
-    ],
-    ids=["defaults", "all"],
-)
-def test_cache(
-    options: list[str],
-    settings: tuple[int, float, float],
-    runs: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    stream = evaluated(capsys, runs / "trees", "--cache", *options)["stream"]
-    assert stream.keys() == {"model", "cache"}
-    run = load_run(runs / "trees")
-    tokens = parts(run, runs / "data")
-    for split in PARTS:
-        loss = evaluate_stream(run.model, tokens[split])
-        assert stream["model"][split]["loss"] == pytest.approx(loss)
-        loss = evaluate_stream(run.model, tokens[split], NeuralCache(*settings))
-        assert stream["cache"][split]["loss"] == pytest.approx(loss)
-        assert stream["cache"][split]["perplexity"] == pytest.approx(np.exp(loss))
-    used = stream["cache"]["settings"]
-    assert tuple(used[name] for name in ("window", "lambda", "theta")) == settings
-    assert used["wait"] is False
-
-
-def test_a_cache_that_waits(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--cache", "--cache-window", "40", "--cache-wait")
-    stream = evaluated(capsys, runs / "softmax", *options)["stream"]
-    run = load_run(runs / "softmax")
-    test = parts(run, runs / "data")["test"]
-    loss = evaluate_stream(run.model, test, NeuralCache(40, wait=True))
-    assert stream["cache"]["test"]["loss"] == pytest.approx(loss)
-    assert loss != evaluate_stream(run.model, test, NeuralCache(40))
-    assert stream["cache"]["settings"]["wait"] is True
+def stream_loss(model: LanguageModel, tokens: Any) -> float:
+    """Of one stream, from the probabilities of all classes."""
+    losses = []
+    with torch.no_grad():
+        for hidden, target in read_contexts(model, tokens):
+            log_prob = model.head.log_prob(hidden)
+            losses.append(-log_prob.gather(1, target[:, None]).double())
+    return float(torch.cat(losses).mean())
 
 
 def test_streams(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,67 +205,15 @@ def test_streams(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         result = evaluated(capsys, runs / "softmax", "--streams", option)
         for split, number in zip(PARTS, numbers, strict=True):
             assert result[split]["loss"] == evaluate(run.model, tokens[split], number)
-    alone = evaluate_stream(run.model, tokens["test"])
+    alone = stream_loss(run.model, tokens["test"])
     assert result["test"]["loss"] == pytest.approx(alone, rel=1e-6)
     by_hand = []
     valid = tokens["valid"]
     length = -(-(len(valid) - 1) // 10)
     for begin in range(0, len(valid) - 1, length):
         part = valid[begin : begin + length + 1]
-        by_hand += [evaluate_stream(run.model, part)] * (len(part) - 1)
+        by_hand += [stream_loss(run.model, part)] * (len(part) - 1)
     assert result["valid"]["loss"] == pytest.approx(np.mean(by_hand), rel=1e-5)
-
-
-@pytest.mark.slow
-def test_dynamic(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = {path.name: path.read_bytes() for path in (runs / "trees").iterdir()}
-    stream = evaluated(capsys, runs / "trees", "--dynamic")["stream"]
-    assert stream.keys() == {"model", "dynamic"}
-    run = load_run(runs / "trees")
-    tokens = parts(run, runs / "data")
-    rms = gradient_rms(run.model, tokens["train"])
-    for split in PARTS:
-        loss = evaluate_dynamic(run.model, tokens[split], rms)
-        assert stream["dynamic"][split]["loss"] == pytest.approx(loss)
-    used = {"learning_rate": 5e-5, "decay": 0.002, "epsilon": 2e-5}
-    assert stream["dynamic"]["settings"] == used
-    assert {path.name: path.read_bytes() for path in (runs / "trees").iterdir()} == before
-
-
-@pytest.mark.slow
-def test_dynamic_with_options(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = "--dynamic --dynamic-learning-rate 0.001 --dynamic-decay 0.01 --dynamic-epsilon 0.001"
-    stream = evaluated(capsys, runs / "softmax", *options.split())["stream"]
-    run = load_run(runs / "softmax")
-    tokens = parts(run, runs / "data")
-    rms = gradient_rms(run.model, tokens["train"])
-    rates = {"learning_rate": 1e-3, "decay": 0.01, "epsilon": 1e-3}
-    loss = evaluate_dynamic(run.model, tokens["test"], rms, **rates)
-    assert stream["dynamic"]["test"]["loss"] == pytest.approx(loss)
-
-
-def test_statistics_of_another_text_are_those_of_the_training_text(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = write_corpus(tmp_path / "other", sentences=60, seed=9)
-    stream = evaluated(capsys, runs / "softmax", "--dynamic", "--data", str(other))["stream"]
-    run = load_run(runs / "softmax")
-    rms = gradient_rms(run.model, parts(run, runs / "data")["train"])
-    loss = evaluate_dynamic(run.model, parts(run, other)["test"], rms)
-    assert stream["dynamic"]["test"]["loss"] == pytest.approx(loss)
-
-
-def test_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--cache", "--dynamic")
-    streams = evaluated(capsys, runs / "softmax", *options)["stream"]
-    assert main(["evaluate", str(runs / "softmax"), *options]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    for split in PARTS:
-        for name in ("model", "cache", "dynamic"):
-            value = streams[name][split]
-            assert [split, name, f"{value['loss']:.4f}", f"{value['perplexity']:.2f}"] in lines
-    cache = ["cache:", "window", "500,", "lambda", "0.1,", "theta", "1.0,", "wait", "False"]
-    assert cache in lines
 
 
 @pytest.mark.parametrize(
@@ -308,29 +223,6 @@ def test_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("--streams x", "argument --streams: expected one whole number or two, got 'x'"),
         ("--streams 5,0", "argument --streams: expected at least 1, got 0"),
         ("--streams 99999", "streams: expected a whole number from 1 to "),
-        ("--cache-wait", "--cache-wait: has no effect without --cache"),
-        ("--cache-window 9", "--cache-window: has no effect without --cache"),
-        ("--dynamic-learning-rate 9", "--dynamic-learning-rate: has no effect without --dynamic"),
-        ("--cache --dynamic-decay 0", "--dynamic-decay: has no effect without --dynamic"),
-        ("--cache --cache-window 0", "--cache-window: expected at least 1, got 0"),
-        (
-            "--cache --cache-lambda 1",
-            "--cache-lambda: expected a number of at least 0 and below 1, got 1",
-        ),
-        ("--cache --cache-theta -1", "--cache-theta: expected a number from 0 to 1e6, got -1"),
-        (
-            "--cache --cache-theta 1e300",
-            "--cache-theta: expected a number from 0 to 1e6, got 1e300",
-        ),
-        (
-            "--dynamic --dynamic-learning-rate 1e30",
-            "hstree: --dynamic-learning-rate: the loss became",
-        ),
-        (
-            "--dynamic --dynamic-learning-rate 1e5",
-            "hstree: --dynamic-learning-rate: the loss became",
-        ),
-        ("--dynamic --dynamic-epsilon 0", "--dynamic-epsilon: expected a positive number, got 0"),
     ],
 )
 def test_bad_options(
@@ -341,7 +233,7 @@ def test_bad_options(
 
 def test_bad_text(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no such" in fails(capsys, runs / "softmax", "--data", str(tmp_path / "absent"))
-    assert "no such run folder" in fails(capsys, tmp_path / "absent", "--cache")
+    assert "no such run folder" in fails(capsys, tmp_path / "absent")
 
 
 @pytest.mark.parametrize("loss", [float("nan"), 705.0])
@@ -353,6 +245,6 @@ def test_perplexities_that_are_not_finite_are_refused(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hstree.lm.cli.evaluate.evaluate_stream", lambda *_: loss)
-    error = fails(capsys, runs / "softmax", "--cache", *options)
+    monkeypatch.setattr("hstree.lm.cli.evaluate", lambda *_: loss)
+    error = fails(capsys, runs / "softmax", *options)
     assert error.startswith("hstree: expected a finite perplexity, got ")

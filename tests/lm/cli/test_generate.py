@@ -9,7 +9,7 @@ import pytest
 from lm.training.toy import small_config, write_corpus
 
 from hstree.__main__ import main
-from hstree.lm.training import train
+from hstree.lm.train import train
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_samples_beyond_memory_are_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("hstree.lm.models.generation.available_memory", lambda _: 30_000_000)
+    monkeypatch.setattr("hstree.lm.generate.available_memory", lambda _: 30_000_000)
     command = ["generate", str(runs / "softmax"), *options.split(), "--words", "2", "--samples"]
     assert main([*command, "9"]) == 0
     capsys.readouterr()
@@ -120,5 +120,5 @@ def test_samples_beyond_memory_are_refused(
     )
     assert re.match(message, error)
     assert error.endswith(" GiB, where 28.6 MiB are available\n")
-    monkeypatch.setattr("hstree.lm.models.generation.available_memory", lambda _: None)
+    monkeypatch.setattr("hstree.lm.generate.available_memory", lambda _: None)
     assert main([*command, "9"]) == 0

@@ -129,7 +129,7 @@ RUNS = "runs/long-name-of-a-run-1 runs/long-name-of-a-run-2"
 
 PRINTS = [
     "--version",
-    "evaluate runs/long-name-of-a-run-1 --cache --dynamic",
+    "evaluate runs/long-name-of-a-run-1",
     "generate runs/long-name-of-a-run-1 --prompt unheard-of --words 4",
     f"compare {RUNS}",
     "tree describe runs/long-name-of-a-run-1",

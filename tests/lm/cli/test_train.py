@@ -13,8 +13,8 @@ from lm.training.toy import write_corpus
 
 from hstree.__main__ import main
 from hstree.heads import head_names
-from hstree.lm.runs import TrainConfig, load_run
-from hstree.lm.training import PRESETS, preset
+from hstree.lm.config import PRESETS, TrainConfig, preset
+from hstree.lm.run import load_run
 
 TINY = [
     *("--embedding-size", "8", "--hidden-size", "8", "--context-size", "8", "--batch-size", "8"),

@@ -14,8 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hstree.lm.data import Corpus, Vocabulary, WhiteSpace, Words, embedded_corpus, load_corpus
-from hstree.lm.data.cache import FORMAT_VERSION, read_entry, user_cache
+from hstree.lm.data import CACHE_VERSION as FORMAT_VERSION
+from hstree.lm.data import (
+    Corpus,
+    Vocabulary,
+    WhiteSpace,
+    Words,
+    embedded_corpus,
+    load_corpus,
+    read_entry,
+    user_cache,
+)
 
 LINES = "".join(f"the cat number {i % 7} sat on mat {i % 11} .\n" for i in range(300))
 
@@ -242,7 +251,7 @@ def test_unwritable_cache_is_no_error(
 
 
 def test_full_disk_is_no_error(cache: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hstree.lm.data import cache as module
+    from hstree.lm import data as module
 
     def full(folder: Path, *lengths: Any) -> None:
         if cache in folder.parents:

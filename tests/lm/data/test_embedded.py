@@ -9,10 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hstree.lm.data import Corpus, WhiteSpace, Words, embedded_corpus
-from hstree.lm.data.corpus import corpus_of
-from hstree.lm.data.embedded import docstrings, embedded_source, help_topics, prose
-from hstree.lm.data.tokenization import Settings
+from hstree.lm.data import (
+    Corpus,
+    Settings,
+    WhiteSpace,
+    Words,
+    corpus_of,
+    docstrings,
+    embedded_corpus,
+    embedded_source,
+    help_topics,
+    prose,
+)
 
 SUBJECTS = ("parser", "reader", "writer", "socket", "thread", "buffer", "server")
 
@@ -136,7 +144,7 @@ def test_cache_is_used_and_damage_is_mended(
         (entry / "tokens.bin").write_bytes(damage)
         assert np.array_equal(tokens(embedded_corpus(library=library, cache=cache)), built)
         assert (entry / "tokens.bin").read_bytes() == content
-    monkeypatch.setattr("hstree.lm.data.embedded._build", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr("hstree.lm.data._embedded_text", lambda *_: pytest.fail("read again"))
     assert np.array_equal(tokens(embedded_corpus(library=library, cache=cache)), built)
 
 

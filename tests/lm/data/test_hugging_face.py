@@ -19,7 +19,7 @@ import pytest
 
 from hstree.__main__ import main
 from hstree.lm.data import Corpus, Subwords, WhiteSpace, load_corpus, load_held_out
-from hstree.lm.runs import load_config
+from hstree.lm.run import load_config
 
 ROWS = {
     "train": [" = Title = \n", "", "the cat sat", None, "two\nlines", "the end\n"] * 5,

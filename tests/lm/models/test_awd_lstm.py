@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree.lm.models import AWDLSTM, BackboneOutput, activation_penalty, detach
-from hstree.lm.models.awd_lstm import _one_block
+from hstree.lm.model import AWDLSTM, BackboneOutput, _one_block, activation_penalty, detach
 
 V = 11
 EVERY_DROPOUT = {
@@ -539,7 +538,7 @@ def test_dropouts_are_probabilities(name: str, value: float) -> None:
 
 PROBE = """
 import torch
-from hstree.lm.models import AWDLSTM, cpu_has_lstm
+from hstree.lm.model import AWDLSTM, cpu_has_lstm
 
 before = torch.get_rng_state()
 has = cpu_has_lstm(torch.bfloat16)
@@ -578,7 +577,7 @@ def test_a_bfloat16_lstm_is_known_where_there_is_one(isa: str, tmp_path: Path) -
 def test_autocast_on_a_cpu_without_such_an_lstm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit the layers without autocast, forward and backward, with dropout; a state of
     bfloat16, from a CPU that has such layers, is taken."""
-    monkeypatch.setattr("hstree.lm.models.awd_lstm.cpu_has_lstm", lambda dtype: False)
+    monkeypatch.setattr("hstree.lm.model.cpu_has_lstm", lambda dtype: False)
     torch.manual_seed(0)
     backbone = AWDLSTM(V, 5, 7, layers=2, **EVERY_DROPOUT)
     tokens = torch.randint(V, (6, 3))

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from heads.support import V
-from lm.evaluation.support import KINDS, language_model
+from lm.models.support import KINDS, language_model
 from torch import Tensor
 
 from hstree.heads import Head, Softmax, TreeEnsemble
-from hstree.lm.models import AWDLSTM, LanguageModel, generate
-from hstree.lm.models.generation import sample_log_prob
+from hstree.lm.generate import generate, sample_log_prob
+from hstree.lm.model import AWDLSTM, LanguageModel
 
 DRAWS = 4000
 

@@ -6,11 +6,7 @@ import pytest
 import torch
 
 from hstree.heads import DOC, MixtureOfSoftmaxes, Softmax
-from hstree.lm.models import (
-    AWDLSTM,
-    LanguageModel,
-    activation_penalty,
-)
+from hstree.lm.model import AWDLSTM, LanguageModel, activation_penalty
 
 V = 11
 

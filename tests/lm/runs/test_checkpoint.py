@@ -10,11 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from hstree.heads import Softmax
-from hstree.lm.data import Vocabulary, WhiteSpace
-from hstree.lm.data.tokenizer import tokenizer_to_bytes
-from hstree.lm.models import AWDLSTM, LanguageModel
-from hstree.lm.runs import CheckpointError, RunDirectory, TrainConfig, load_model, load_run
-from hstree.lm.runs.checkpoint import model_writer
+from hstree.lm.config import TrainConfig
+from hstree.lm.data import Vocabulary, WhiteSpace, tokenizer_to_bytes
+from hstree.lm.model import AWDLSTM, LanguageModel
+from hstree.lm.run import CheckpointError, RunDirectory, load_model, load_run, model_writer
 
 VOCABULARY = Vocabulary(["<eos>", "a", "b", "<unk>"], [4, 3, 2, 0])
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from hstree.lm.runs import ConfigError, TrainConfig, parse_options
-from hstree.lm.runs.settings import field_types
+from hstree.lm.config import ConfigError, TrainConfig, field_types, parse_options
 
 
 def test_round_trip() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hstree._files import write_atomic
-from hstree.lm.runs import CheckpointError, RunDirectory
+from hstree.lm.run import CheckpointError, RunDirectory
 
 
 def write_run(path: Path) -> None:

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from hstree.lm.runs import EpochRecord, HeadCost, Summary, perplexity
+from hstree.lm.report import EpochRecord, HeadCost, Summary, perplexity
 
 RECORD = EpochRecord(3, 120, 0.25, 5.5, 5.25, True, 1e4, 12.5, averaged=True)
 SUMMARY = Summary(

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hstree.lm.runs import UNGROUPED, CheckpointError, TrainConfig, counterpart, read_run
+from hstree.lm.config import UNGROUPED, TrainConfig
+from hstree.lm.run import CheckpointError, counterpart, read_run
 
 from .made_up import SUMMARY, write_run
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hstree.lm.runs import TrainConfig, load_config, load_run, read_run
-from hstree.lm.runs.checkpoint import load_state
-from hstree.lm.training import evaluate, resume
+from hstree.lm.config import TrainConfig
+from hstree.lm.run import load_config, load_run, load_state, read_run
+from hstree.lm.train import evaluate, resume
 
 SAVED = Path(__file__).parent / "saved"
 TEXT = str(SAVED / "text")

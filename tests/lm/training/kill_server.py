@@ -15,9 +15,10 @@ from pathlib import Path
 
 import torch
 
-import hstree.lm.training.session
-from hstree.lm.runs import TrainConfig
-from hstree.lm.training import Reporter, resume, train
+import hstree.lm.train
+from hstree.lm.config import TrainConfig
+from hstree.lm.report import Reporter
+from hstree.lm.train import resume, train
 
 
 class Announcer(Reporter):
@@ -47,7 +48,7 @@ def run(config: TrainConfig, reporter: Reporter) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     # The picture would take longer than the epoch.
-    hstree.lm.training.session.learning_curve = lambda *_: b"a picture"
+    hstree.lm.train.learning_curve = lambda *_: b"a picture"
     say("ready")
     for line in sys.stdin:
         steps, _, settings = line.partition(" ")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from hstree.lm.runs import EpochRecord, read_epochs
-from hstree.lm.training import Reporter
+from hstree.lm.report import EpochRecord, Reporter
+from hstree.lm.run import read_epochs
 
 # What depends on the clock.
 CLOCK = ("seconds", "tokens_per_second")

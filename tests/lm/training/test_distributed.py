@@ -24,8 +24,9 @@ from lm.training.runs import Recorder, assert_same_run, metrics, tensors
 from lm.training.toy import small_config, write_corpus
 from safetensors import safe_open
 
-from hstree.lm.runs import CheckpointError, ConfigError, TrainConfig
-from hstree.lm.training import TrainingInterrupted, resume, train
+from hstree.lm.config import ConfigError, TrainConfig
+from hstree.lm.run import CheckpointError
+from hstree.lm.train import TrainingInterrupted, resume, train
 
 SGD = {
     "optimizer": "sgd",
@@ -44,22 +45,17 @@ CASES: dict[str, dict[str, Any]] = {
     "adamw": {"layers": 2},
     "tied": {**SGD, "tied": True, "context_size": 12},
     "trees": {"head": "trees"},
-    "sparse-trees": {"head": "trees", "sparse": True},
-    "sparse-trees-sgd": {**SGD, "head": "trees", "sparse": True},
-    "sparse-embedding": {"head": "softmax", "sparse_embedding": True},
-    "sparse-tied": {
+    "trees-sgd": {**SGD, "head": "trees"},
+    "tied-trees": {
         "head": "trees",
         "head_option": ("node_vectors=leaves",),
-        "sparse": True,
         "tied": True,
         "context_size": 12,
-        "sparse_embedding": True,
     },
     "mos": {**SGD, "head": "mos", "head_option": ("components=3",)},
     "all-classes": {
         "head": "sampled",
         "head_option": ("negatives=8",),
-        "sparse": True,
         "all_classes": 1.0,
     },
     "adaptive": {"head": "adaptive", "head_option": ("cutoffs=[4,8]",)},
@@ -76,7 +72,7 @@ DISTURBED: dict[str, dict[str, Any]] = {
         "weight_dropout": 0.2,
         "epochs": 4,
     },
-    "sparse-trees": {**CASES["sparse-trees"], "epochs": 4},
+    "trees": {**CASES["trees"], "epochs": 4},
 }
 CLI: dict[str, Any] = {  # many small steps in an epoch
     "epochs": 4,
@@ -155,6 +151,12 @@ def run_all(folder: Path) -> dict[str, Any]:
         resume(folder / "left-by-one")
     except (CheckpointError, ConfigError) as error:
         found["errors"].append(str(error))
+    found["sparse"] = []
+    for changes in ({"head": "trees", "sparse": True}, {"sparse_embedding": True}):
+        try:
+            train(settings(folder, "sparse", 2, changes))
+        except ConfigError as error:
+            found["sparse"].append(str(error))
 
     assert dist.is_initialized()
     return found
@@ -163,9 +165,9 @@ def run_all(folder: Path) -> dict[str, Any]:
 def main() -> None:
     import torch.distributed as dist
 
-    import hstree.lm.training.session
+    import hstree.lm.train
 
-    hstree.lm.training.session.learning_curve = lambda *_: b""  # it would take the longest
+    hstree.lm.train.learning_curve = lambda *_: b""  # it would take the longest
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -208,7 +210,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No pictures, and one thread, as the processes have that are started here."""
-    monkeypatch.setattr("hstree.lm.training.session.learning_curve", lambda *_: b"")
+    monkeypatch.setattr("hstree.lm.train.learning_curve", lambda *_: b"")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -283,6 +285,15 @@ def test_another_number_of_processes_is_refused(folder: Path, found: list[dict[s
         assert "got 2" in message
     with pytest.raises((CheckpointError, ConfigError), match=r"2 processes.*got 1"):
         resume(folder / "left-by-two")
+
+
+@pytest.mark.slow
+def test_row_sparse_gradients_are_refused(folder: Path, found: list[dict[str, Any]]) -> None:
+    for report in found:
+        for flag, message in zip(("--sparse", "--sparse-embedding"), report["sparse"], strict=True):
+            assert message.startswith(f"{flag}: expected one process, since row-sparse gradients")
+            assert message.endswith("got 2")
+    assert not (folder / "sparse").exists()
 
 
 @pytest.mark.slow

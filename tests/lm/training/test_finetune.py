@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from lm.training.toy import small_config, write_corpus
 
-from hstree.lm.runs import CheckpointError, ConfigError, TrainConfig, load_config, load_run
-from hstree.lm.training import finetuning, train
-from hstree.lm.training.finetune import starting_model
-from hstree.lm.training.optimizer import build_optimizers
+from hstree.lm.config import ConfigError, TrainConfig
+from hstree.lm.run import CheckpointError, finetuning, load_config, load_run
+from hstree.lm.train import build_optimizers, starting_model, train
 
 
 @pytest.fixture(scope="module")

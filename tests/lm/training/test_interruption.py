@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hstree.lm.training.interruption import Interruption
+from hstree.lm.train import Interruption
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -21,7 +21,7 @@ from lm.training.runs import assert_same_run, metrics
 from lm.training.toy import small_config, write_corpus
 from safetensors import safe_open
 
-from hstree.lm.runs import TrainConfig
+from hstree.lm.config import TrainConfig
 
 KILLS = 20
 

@@ -20,10 +20,9 @@ from safetensors.torch import save_file
 from hstree.__main__ import main
 from hstree._memory import ran_out
 from hstree.heads import Softmax, load_head
-from hstree.lm.runs import CheckpointError, checkpoint, load_model, load_run
-from hstree.lm.runs.checkpoint import load_state
-from hstree.lm.runs.names import STATE
-from hstree.lm.training import TrainingMemoryError, resume, train
+from hstree.lm import run as checkpoint
+from hstree.lm.run import STATE, CheckpointError, load_model, load_run, load_state
+from hstree.lm.train import TrainingMemoryError, resume, train
 
 TESTS = Path(__file__).resolve().parents[2]
 # Steps that allocate megabytes.
@@ -32,7 +31,8 @@ STOP = """
 import resource, sys
 from pathlib import Path
 import torch
-from hstree.lm.training import Reporter, TrainingMemoryError, train
+from hstree.lm.report import Reporter
+from hstree.lm.train import TrainingMemoryError, train
 from ops.limited import limit
 from lm.training.toy import small_config
 
@@ -89,7 +89,7 @@ def test_a_command_says_that_memory_ran_out(
     def exhaust(*_: object, **__: object) -> None:
         torch.empty(2**60, dtype=torch.uint8)
 
-    monkeypatch.setattr("hstree.lm.cli.evaluate.evaluate", exhaust)
+    monkeypatch.setattr("hstree.lm.cli.evaluate", exhaust)
     assert main(["evaluate", str(tmp_path / "run")]) == 1
     assert re.match(r"hstree: memory ran out: .*allocat", capsys.readouterr().err)
 

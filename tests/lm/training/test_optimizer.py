@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hstree.heads import Softmax, head_names
+from hstree.lm.config import ConfigError, TrainConfig
 from hstree.lm.data import CorpusStatistics
-from hstree.lm.models import AWDLSTM, LanguageModel
-from hstree.lm.runs import ConfigError, TrainConfig
-from hstree.lm.training import build_model
-from hstree.lm.training.optimizer import (
+from hstree.lm.model import AWDLSTM, LanguageModel
+from hstree.lm.train import (
     averaged_weights,
+    build_model,
     build_optimizers,
     scheduled_learning_rate,
     set_learning_rate,

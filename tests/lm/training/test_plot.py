@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
 
-from hstree.lm.runs import EpochRecord, RunResults, TrainConfig
-from hstree.lm.training.plot import against_time, learning_curve
+from hstree.lm.report import EpochRecord, against_time, learning_curve
 
 
 def records(averaged: list[bool]) -> list[EpochRecord]:
@@ -44,7 +42,7 @@ def test_the_switch_to_averaging_is_marked(
     assert lines == [(x, "averaging of the weights begins") for x in expected]
 
 
-def test_time_adds_up_over_epochs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_time_adds_up_over_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     curves = {}
     original = Axes.plot
 
@@ -54,10 +52,7 @@ def test_time_adds_up_over_epochs(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
     monkeypatch.setattr(Axes, "plot", spy)
     slow = [replace(record, seconds=120.0) for record in records([False] * 3)]
-    runs = [
-        RunResults(tmp_path, TrainConfig(head=head), tuple(epochs), None)
-        for head, epochs in (("trees", records([False] * 2)), ("softmax", slow))
-    ]
+    runs = [("trees", records([False] * 2)), ("softmax", slow)]
     assert against_time(runs).startswith(b"\x89PNG\r\n")
     valid = [math.exp(3), math.exp(1.5), math.exp(1)]
     assert curves["head trees"] == (pytest.approx([1 / 60, 2 / 60]), pytest.approx(valid[:2]))

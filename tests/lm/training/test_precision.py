@@ -10,10 +10,12 @@ import torch
 from lm.training.runs import Recorder, metrics, tensors
 from lm.training.toy import small_config, write_corpus
 
+from hstree.lm.config import ConfigError
 from hstree.lm.data import load_corpus
-from hstree.lm.models import cpu_has_lstm
-from hstree.lm.runs import ConfigError, load_run
-from hstree.lm.training import Reporter, evaluate, resume, train
+from hstree.lm.model import cpu_has_lstm
+from hstree.lm.report import Reporter
+from hstree.lm.run import load_run
+from hstree.lm.train import evaluate, resume, train
 
 SGD = {
     "optimizer": "sgd",
@@ -41,7 +43,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pictures, which take longer than these trainings."""
-    monkeypatch.setattr("hstree.lm.training.session.learning_curve", lambda *_: b"")
+    monkeypatch.setattr("hstree.lm.train.learning_curve", lambda *_: b"")
 
 
 class Messages(Reporter):
@@ -119,7 +121,7 @@ def test_an_lstm_in_float32_is_said_at_the_start_and_on_resumption(
     said = "the LSTM layers run in float32"
     run = tmp_path / "run"
     for epochs, has_lstm in enumerate((True, False, True, False), start=1):
-        for module in ("models.awd_lstm", "training.session"):
+        for module in ("model", "train"):
             monkeypatch.setattr(f"hstree.lm.{module}.cpu_has_lstm", lambda _, has=has_lstm: has)
         if has_lstm and not cpu_has_lstm(torch.bfloat16):
             continue

@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from hstree.lm.data import CorpusStatistics
-from hstree.lm.runs import ConfigError, TrainConfig, parse_options
-from hstree.lm.training import (
+from hstree.lm.config import (
     PRESETS,
     SOURCES,
-    build_model,
+    ConfigError,
+    TrainConfig,
+    parse_options,
     preset,
     preset_sources,
     setting_sources,
 )
+from hstree.lm.data import CorpusStatistics
+from hstree.lm.train import build_model
 
 # Penn Treebank, WikiText-2. Softmax: the table of the study; mixtures: README of MoS.
 SOFTMAX: dict[str, tuple[float | None, float | None]] = {

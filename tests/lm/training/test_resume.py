@@ -32,10 +32,10 @@ from safetensors.torch import save_file
 from hstree.__main__ import main
 from hstree.heads import Softmax, registry
 from hstree.heads.base import HeadOutput
-from hstree.lm.runs import CheckpointError, ConfigError, TrainConfig, load_config, load_run
-from hstree.lm.training import TrainingError, TrainingInterrupted, resume, train
-from hstree.lm.training import session as session_module
-from hstree.lm.training import summary as summary_module
+from hstree.lm import train as train_module
+from hstree.lm.config import ConfigError, TrainConfig
+from hstree.lm.run import CheckpointError, load_config, load_run
+from hstree.lm.train import TrainingError, TrainingInterrupted, resume, train
 
 SGD = {
     "optimizer": "sgd",
@@ -82,7 +82,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No pictures, which take longer than these trainings; one thread, as the processes have that
     are started here."""
-    monkeypatch.setattr(session_module, "learning_curve", lambda *_: b"")
+    monkeypatch.setattr(train_module, "learning_curve", lambda *_: b"")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -243,7 +243,7 @@ def test_interrupted_after_the_last_epoch(
 
     expected = undisturbed("adamw")
     with monkeypatch.context() as patch:
-        patch.setattr(summary_module, "measure_head_cost", interrupt)
+        patch.setattr(train_module, "measure_head_cost", interrupt)
         assert go_on(replace(expected, run=str(tmp_path / "run"))) is not None
     assert not (tmp_path / "run" / "summary.json").exists()
     recorder = Recorder()
@@ -263,7 +263,7 @@ def test_interrupted_while_the_state_is_loaded(
     config = replace(expected, run=str(tmp_path / "run"))
     assert go_on(config, Stop(step=steps + 1)) is not None
     with monkeypatch.context() as patch:
-        patch.setattr("hstree.lm.training.session.load_corpus", interrupt)
+        patch.setattr("hstree.lm.train.load_corpus", interrupt)
         interrupted = go_on(config)
     assert interrupted is not None
     assert interrupted.run == tmp_path / "run"
@@ -409,7 +409,7 @@ def test_more_epochs_interrupted_before_the_final_figures(
 
     train(small_config(data, tmp_path / "run", epochs=1))
     with monkeypatch.context() as patch:
-        patch.setattr(summary_module, "measure_head_cost", interrupt)
+        patch.setattr(train_module, "measure_head_cost", interrupt)
         with pytest.raises(TrainingInterrupted):
             resume(tmp_path / "run", epochs=2)
     assert resume(tmp_path / "run").summary.epochs == 2

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from lm.training.toy import small_config, write_corpus
 from torch import Tensor
 
+from hstree.lm.config import TRAINING_NOISE, TrainConfig, preset
 from hstree.lm.data import Corpus, load_corpus
-from hstree.lm.runs import EpochRecord, TrainConfig, load_run
-from hstree.lm.training import Reporter, Trainer, build_model, evaluate, finetuning, preset, train
-from hstree.lm.training.finetune import TRAINING_NOISE
-from hstree.lm.training.optimizer import averaged_weights
+from hstree.lm.report import EpochRecord, Reporter
+from hstree.lm.run import finetuning, load_run
+from hstree.lm.train import Trainer, averaged_weights, build_model, evaluate, train
 
 EPOCHS, STREAMS, BPTT, LAYERS, COMPONENTS = 2, 8, 12, 2, 3
 RATE, HEAD_FACTOR, DECAY, CLIP, ALPHA, BETA, SEED = 3.0, 0.5, 1e-3, 0.25, 2.0, 1.0, 7
@@ -364,7 +364,7 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scripted(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
     rest = iter(losses)
-    monkeypatch.setattr("hstree.lm.training.session.evaluate", lambda *_, **__: next(rest, 1.0))
+    monkeypatch.setattr("hstree.lm.train.evaluate", lambda *_, **__: next(rest, 1.0))
 
 
 def finetuned(run: Path, to: Path, **changes: Any) -> list[EpochRecord]:

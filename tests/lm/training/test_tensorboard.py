@@ -12,9 +12,8 @@ from types import SimpleNamespace
 import pytest
 from lm.training.toy import small_config, write_corpus
 
-from hstree.lm.runs import EpochRecord
-from hstree.lm.training import Reporter, TrainingInterrupted, resume, train
-from hstree.lm.training.tensorboard import TensorBoardLog
+from hstree.lm.report import EpochRecord, Reporter, TensorBoardLog
+from hstree.lm.train import TrainingInterrupted, resume, train
 
 
 @pytest.fixture(autouse=True)
@@ -169,7 +168,7 @@ class Signalled(Reporter):
 
 def test_a_run_that_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The curves are those of an undisturbed run, but for points before the interruptions."""
-    monkeypatch.setattr("hstree.lm.training.session.learning_curve", lambda *_: b"")
+    monkeypatch.setattr("hstree.lm.train.learning_curve", lambda *_: b"")
     data = write_corpus(tmp_path / "data", sentences=60)
     train(small_config(data, tmp_path / "undisturbed", epochs=4, tensorboard=True))
     with pytest.raises(TrainingInterrupted):

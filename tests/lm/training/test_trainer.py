@@ -15,25 +15,16 @@ import torch.nn.functional as F
 from lm.training.toy import small_config, write_corpus
 
 from hstree.heads import Softmax, TreeEnsemble, head_names, registry
+from hstree.lm.config import ConfigError, choose_device
 from hstree.lm.data import load_corpus
-from hstree.lm.runs import (
-    ConfigError,
-    EpochRecord,
-    choose_device,
-    load_config,
-    load_run,
-    read_epochs,
-)
-from hstree.lm.runs.checkpoint import load_state
-from hstree.lm.training import (
-    ConsoleReporter,
-    Reporter,
+from hstree.lm.report import ConsoleReporter, EpochRecord, Reporter, format_summary
+from hstree.lm.run import load_config, load_run, load_state, read_epochs
+from hstree.lm.train import (
     Trainer,
     TrainingError,
     TrainingInterrupted,
     build_model,
     evaluate,
-    format_summary,
     measure_head_cost,
     resume,
     train,
@@ -440,7 +431,7 @@ def test_a_loss_far_beyond_a_guess_is_divergence(
 ) -> None:
     far = 3.1 * math.log(16)  # of the validation text and of as much of the training text
     losses = iter([2.0, far, far])
-    monkeypatch.setattr("hstree.lm.training.session.evaluate", lambda *_, **__: next(losses))
+    monkeypatch.setattr("hstree.lm.train.evaluate", lambda *_, **__: next(losses))
     with pytest.raises(
         TrainingError, match=r"validation loss became 8.595 nats .* in epoch 2; .*epoch 1"
     ):

@@ -8,8 +8,8 @@ import torch
 
 from hstree.heads import Softmax
 from hstree.lm.data import Streams
-from hstree.lm.models import AWDLSTM, LanguageModel
-from hstree.lm.training import evaluate
+from hstree.lm.model import AWDLSTM, LanguageModel
+from hstree.lm.train import evaluate
 
 V = 11
 

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from hstree.lm.runs import TrainConfig
+from hstree.lm.config import TrainConfig
 
 CHAINS = {
     "the": ("cat", "dog", "old"),

@@ -1,0 +1,1577 @@
+"""Training."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import shutil
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from hstree._checks import check_int
+from hstree._files import Content
+from hstree._memory import ran_out
+from hstree._progress import track
+from hstree.heads import Head, build_head, head_class, head_options
+from hstree.heads.class_sampler import ClassSampler
+from hstree.heads.tables import Tables
+from hstree.heads.tying import TyingError
+from hstree.lm.config import (
+    RESUMABLE,
+    SHORTEST_WINDOW,
+    TRAINING_NOISE,
+    ConfigError,
+    TrainConfig,
+    choose_device,
+    flag_name,
+    set_threads,
+)
+from hstree.lm.data import Corpus, CorpusStatistics, Streams, load_corpus, tokenizer_to_bytes
+from hstree.lm.model import (
+    AWDLSTM,
+    BackboneOutput,
+    LanguageModel,
+    State,
+    activation_penalty,
+    cpu_has_lstm,
+    detach,
+)
+from hstree.lm.report import (
+    EpochRecord,
+    HeadCost,
+    Reporter,
+    Summary,
+    TensorBoardLog,
+    has_pictures,
+    learning_curve,
+    optional_package,
+    perplexity,
+    read_record,
+)
+from hstree.lm.run import (
+    CONFIG,
+    CURVE,
+    METRICS,
+    MODEL,
+    STATE,
+    SUMMARY,
+    TOKENIZER,
+    VOCABULARY,
+    CheckpointError,
+    Run,
+    RunDirectory,
+    load_config,
+    load_model,
+    load_run,
+    load_state,
+    load_tokenizer,
+    load_vocabulary,
+    model_writer,
+    read_run,
+    state_writer,
+)
+from hstree.optim import AdamW, clip_grad_norm_
+
+__all__ = [
+    "Processes",
+    "TrainResult",
+    "Trainer",
+    "TrainingError",
+    "TrainingInterrupted",
+    "TrainingMemoryError",
+    "build_model",
+    "evaluate",
+    "is_main_process",
+    "measure_head_cost",
+    "processes",
+    "resume",
+    "train",
+]
+
+# Processes
+#
+# Several processes that train one model, and what they exchange.
+
+PATIENCE = timedelta(days=1)  # while the first process tokenizes a large text or validates
+
+_Value = TypeVar("_Value")
+
+
+def is_main_process() -> bool:
+    """Whether this process prints and writes: it is the only one, or the first of torchrun."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a training run: the number of this one, from 0, how many there are, and the
+    device of this one. Every method must be called by all of them."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        """Whether this process validates, prints and writes."""
+        return self.rank == 0
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """A context that the first process enters and leaves before the others enter it."""
+        if self.size > 1 and not self.main:
+            dist.barrier()
+        yield
+        if self.size > 1 and self.main:
+            dist.barrier()
+
+    def sum(self, *values: float) -> list[float]:
+        """Sums over the processes, in float64."""
+        if self.size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return tensor.tolist()
+
+    def from_main(self, value: _Value) -> _Value:
+        """The value of the first process."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all processes, by rank; all have the same shape."""
+        if self.size == 1:
+            return [tensor]
+        tensor = tensor.to(self.device).contiguous()
+        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(tensors, tensor)
+        return tensors
+
+    def wrap(self, module: nn.Module, *, may_skip_parameters: bool) -> nn.Module:
+        """The module in DistributedDataParallel, with the weights of the first process. One
+        process: the module itself. ``may_skip_parameters``: whether a step may leave some
+        parameters without a gradient. Raises ConfigError if the processes have different trees,
+        which torch does not compare."""
+        if self.size == 1:
+            return module
+        tables = [part.get_extra_state() for part in module.modules() if isinstance(part, Tables)]
+        digest = hashlib.sha256(b"".join(table.numpy().tobytes() for table in tables)).digest()
+        every = self.gather(torch.frombuffer(bytearray(digest), dtype=torch.uint8))
+        others = [rank for rank, one in enumerate(every) if not torch.equal(one, every[0])]
+        if others:
+            raise ConfigError(
+                f"--head: expected the same trees in all processes, got others in {others} than in "
+                "the first"
+            )
+        return DistributedDataParallel(
+            module,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            find_unused_parameters=may_skip_parameters,
+            gradient_as_bucket_view=True,
+        )
+
+
+def check_dense(config: TrainConfig, processes: int) -> None:
+    """Raises ConfigError for row-sparse gradients of several processes."""
+    flags = {
+        "--sparse": config.head_options().get("sparse"),
+        "--sparse-embedding": config.sparse_embedding,
+    }
+    for flag in (flag for flag, given in flags.items() if given and processes > 1):
+        raise ConfigError(
+            f"{flag}: expected one process, since row-sparse gradients are not averaged over "
+            f"several, got {processes}"
+        )
+
+
+@contextmanager
+def processes(device: str) -> Iterator[Processes]:
+    """The processes that ``torchrun`` has started, or this one alone. Joins a process group (nccl
+    on GPUs, gloo on CPUs) temporarily, unless there is one already.
+
+    ``device`` is a ``--device`` setting; with torchrun the GPU is that of the local rank. Raises
+    ConfigError if it does not exist.
+    """
+    chosen = choose_device(device)
+    if not dist.is_available() or (not dist.is_initialized() and "WORLD_SIZE" not in os.environ):
+        yield Processes(0, 1, chosen)
+        return
+    if chosen.type == "cuda":
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(chosen)
+    joined = not dist.is_initialized()
+    if joined:
+        if chosen.type == "cuda":
+            dist.init_process_group("nccl", device_id=chosen, timeout=PATIENCE)
+        else:
+            dist.init_process_group("gloo", timeout=PATIENCE)
+    try:
+        yield Processes(dist.get_rank(), dist.get_world_size(), chosen)
+    finally:
+        if joined:
+            # A gloo thread that releases a Python tensor waits for the interpreter lock, and
+            # destroying the group waits for that thread while it holds the lock. Give the threads
+            # time to finish first.
+            time.sleep(0.1)
+            dist.destroy_process_group()
+
+
+# Interruption
+#
+# Ctrl-C and SIGTERM that take effect between two steps, where the state can be saved.
+
+SECOND_SIGNAL = 2.0  # seconds; after a Ctrl-C, processes of torchrun receive the signal twice
+
+
+class Interruption:
+    """A context in which SIGINT and SIGTERM are only recorded. A second signal more than two
+    seconds after the first interrupts the program immediately. Signals that were ignored before are
+    still ignored. Outside the main thread, which alone receives signals, nothing changes."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None  # number of the received signal
+        self._time = 0.0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if self.signal is None:
+            self.signal, self._time = number, time.monotonic()
+        elif time.monotonic() - self._time > SECOND_SIGNAL:
+            raise KeyboardInterrupt
+
+
+# Model
+#
+# What a run needs before its first step: a model and a large enough text.
+
+
+def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistics) -> LanguageModel:
+    """The untrained model of a configuration; the same for the same seed.
+
+    Raises:
+        ConfigError: the head does not accept the given options, or cannot be tied.
+        ValueError: the head is unknown, or an option has a value that the head rejects.
+    """
+    head_type = head_class(config.head)
+    torch.manual_seed(config.seed)
+    backbone = AWDLSTM(
+        n_classes,
+        config.embedding_size,
+        config.hidden_size,
+        config.layers,
+        context_size=config.context_size,
+        all_layers=head_type.reads_layers,
+        dropout=config.dropout,
+        dropout_input=config.dropout_input,
+        dropout_hidden=config.dropout_hidden,
+        dropout_embedding=config.dropout_embedding,
+        weight_dropout=config.weight_dropout,
+        embedding_noise=config.embedding_noise,
+        sparse_embedding=config.sparse_embedding,
+    )
+    layers = {"layer_sizes": backbone.layer_sizes} if head_type.reads_layers else {}
+    if config.tied and "embedding" not in head_options(config.head):
+        raise ConfigError(f"--tied: the head {config.head!r} cannot be tied to the word embeddings")
+    try:
+        head = build_head(
+            config.head,
+            backbone.out_features,
+            n_classes,
+            frequencies=statistics.frequencies,
+            tokens=statistics.tokens,
+            embedding=backbone.embedding if config.tied else None,
+            seed=config.seed,
+            **layers,
+            **config.head_options(),
+        )
+    except TypeError as error:
+        raise ConfigError(
+            f"--head-option: the head {config.head!r} does not accept these options: {error}"
+        ) from error
+    except TyingError as error:
+        advice = ""
+        if error.expected == (n_classes, backbone.out_features):
+            advice = (
+                f"; make --context-size (now {backbone.context_size}) and --embedding-size "
+                f"(now {backbone.embedding_size}) equal"
+            )
+        raise ConfigError(f"--tied: {error}{advice}") from error
+    return LanguageModel(backbone, head)
+
+
+def own_parameter_count(head: Head, backbone: nn.Module) -> int:
+    """Number of parameters of the head that it does not share with the backbone."""
+    shared = {id(parameter) for parameter in backbone.parameters()}
+    return sum(parameter.numel() for parameter in head.parameters() if id(parameter) not in shared)
+
+
+def check_size(corpus: Corpus, config: TrainConfig, processes: int = 1) -> None:
+    streams = config.batch_size * processes
+    needed = {"train": streams + 1, "valid": 2, "test": 2}
+    for split, least in needed.items():
+        size = len(getattr(corpus, split))
+        if size < least:
+            flag = "--batch-size" if split == "train" else "--data"
+            raise ConfigError(
+                f"{flag}: expected at least {least} tokens in the {split} part of {corpus.name}, "
+                f"got {size}"
+            )
+
+
+# Fine-tuning
+#
+
+
+def starting_model(config: TrainConfig, run: Run) -> LanguageModel:
+    """The model of a run, with the dropouts and the noise of a configuration. Raises ConfigError if
+    another setting of the model or the head differs."""
+    for field in dataclasses.fields(TrainConfig):
+        mine, theirs = getattr(config, field.name), getattr(run.config, field.name)
+        fixed = field.metadata["group"] in ("data", "model", "head")
+        fixed = fixed and field.name not in ("data", "column", *TRAINING_NOISE)
+        if fixed and mine != theirs:
+            raise ConfigError(
+                f"--{flag_name(field.name)}: expected {theirs!r} as in {run.path}, the run to "
+                f"fine-tune, got {mine!r}"
+            )
+    model = run.model
+    for name in TRAINING_NOISE:
+        setattr(model.backbone, name, getattr(config, name))
+    return model
+
+
+# Optimizers
+#
+# Optimizers for dense and row-sparse parameters, averaging, the lengths of windows and
+# learning-rate schedules.
+
+
+def build_optimizers(
+    model: LanguageModel, config: TrainConfig, *, averaged: bool = False
+) -> list[Optimizer]:
+    """Optimizers of the parameter groups of the backbone and the head: one for dense gradients,
+    another for row-sparse ones.
+
+    Every parameter group holds ``factor``, by which :func:`set_learning_rate` multiplies the
+    backbone's learning rate. For a group with a learning rate of its own it is this rate over
+    ``config.learning_rate``: the top of the schedule gives the rate itself, and warm-up and decay
+    scale it as they scale the backbone's. A parameter that head and backbone share counts as the
+    backbone's. Biases have the weight decay of the weights, row-sparse parameters have none.
+
+    ``averaged``: :class:`torch.optim.ASGD` with t0 = 0 and lambd = 0, which keeps the mean of the
+    weights after each of its steps except the first; from the second step on, it uses the learning
+    rate of the previous step. Raises ConfigError with row-sparse gradients, since averages change
+    in every row.
+    """
+    rate, decay = config.learning_rate, config.weight_decay
+    embedding = model.backbone.embedding
+    backbone = list(model.backbone.parameters())
+    taken = {id(parameter) for parameter in backbone}
+    row_sparse = {id(parameter) for parameter in model.head.sparse_parameters()}
+    # Saved runs store the optimizer states in this order.
+    dense: list[dict[str, Any]] = [{"params": backbone, "factor": 1.0}]
+    sparse: list[dict[str, Any]] = []
+    if embedding.sparse:
+        dense[0]["params"] = [p for p in backbone if p is not embedding.weight]
+        sparse.append({"params": [embedding.weight], "factor": 1.0, "weight_decay": 0.0})
+    for group in _head_groups(model.head, config):
+        own = [p for p in group["params"] if id(p) not in taken]
+        taken |= {id(parameter) for parameter in own}
+        factor = group["lr"] / rate
+        for groups, parameters, its_decay in (
+            (dense, [p for p in own if id(p) not in row_sparse], group["weight_decay"]),
+            (sparse, [p for p in own if id(p) in row_sparse], 0.0),
+        ):
+            if parameters:
+                groups.append({"params": parameters, "factor": factor, "weight_decay": its_decay})
+    forgotten = [
+        name for name, p in model.named_parameters() if p.requires_grad and id(p) not in taken
+    ]
+    if forgotten:
+        raise ValueError(
+            f"head {model.head.name}: parameter_groups() leaves out {', '.join(forgotten)}"
+        )
+    if averaged and sparse:
+        raise ConfigError(
+            "--averaging, --finetune: averaged SGD does not support row-sparse gradients; train "
+            "without --sparse and --sparse-embedding from the start"
+        )
+    optimizers: list[Optimizer]
+    if averaged:
+        optimizers = [torch.optim.ASGD(dense, lr=rate, lambd=0.0, t0=0.0, weight_decay=decay)]
+    else:
+        kind = torch.optim.SGD if config.optimizer == "sgd" else AdamW
+        optimizers = [kind(dense, lr=rate, weight_decay=decay, fused=True)]
+        if sparse:
+            optimizers.append(kind(sparse, lr=rate))
+    set_learning_rate(optimizers, rate)
+    return optimizers
+
+
+def _head_groups(head: Head, config: TrainConfig) -> list[dict[str, Any]]:
+    """The groups of the head, where biases decay as weights do, as in the training of published
+    perplexities, and all are in the order of the head's parameters. The parameters of a function of
+    the logits keep the weight decay of their own."""
+    of_function = {id(p) for p in getattr(head, "function", nn.Module()).parameters()}
+    factor = config.head_learning_rate_factor
+    groups = head.parameter_groups(config.learning_rate, config.weight_decay, factor=factor)
+    apart = [g for g in groups if any(id(p) in of_function for p in g["params"])]
+    rates: dict[float, set[int]] = {}
+    for group in groups:
+        if not any(group is other for other in apart):
+            rates.setdefault(group["lr"], set()).update(map(id, group["params"]))
+    own = [
+        {
+            "params": [p for p in head.parameters() if id(p) in those],
+            "lr": rate,
+            "weight_decay": config.weight_decay,
+        }
+        for rate, those in rates.items()
+    ]
+    return own + apart
+
+
+@contextmanager
+def averaged_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
+    """A context that swaps the parameters with the averages of averaged SGD. It does nothing for
+    other optimizers."""
+
+    @torch.no_grad()
+    def exchange() -> None:
+        for optimizer in optimizers:
+            for parameter, state in optimizer.state.items():
+                if "ax" in state:
+                    current = parameter.clone()
+                    parameter.copy_(state["ax"])
+                    state["ax"].copy_(current)
+
+    optimizers = list(optimizers)
+    exchange()
+    try:
+        yield
+    finally:
+        exchange()
+
+
+def non_monotone(losses: Sequence[float], nonmono: int) -> bool:
+    """Whether the last validation loss is worse than the best of the earlier ones, the last
+    ``nonmono`` of these excepted: when NT-ASGD starts to average (Merity et al., Regularizing and
+    Optimizing LSTM Language Models, 2018, algorithm 1) and when fine-tuning ends."""
+    reference = losses[: max(len(losses) - 1 - nonmono, 0)]
+    return len(reference) > 0 and losses[-1] > min(reference)
+
+
+def window_lengths(
+    total: int, bptt: int, generator: np.random.Generator | None, margin: int | None = None
+) -> Iterator[int]:
+    """Lengths of consecutive windows that cover ``total`` time steps; the last may extend beyond
+    them. Each is ``bptt``; with a generator, ``bptt`` or, with probability 0.05, half of it, plus a
+    normal deviate of standard deviation 5, rounded towards zero, at least 5 and at most ``bptt +
+    margin``."""
+    begin = 0
+    while begin < total:
+        length = bptt
+        if generator is not None:
+            mean = bptt if generator.random() < 0.95 else bptt / 2
+            length = max(SHORTEST_WINDOW, int(generator.normal(mean, 5)))
+            if margin is not None:
+                length = min(length, bptt + margin)
+        yield length
+        begin += length
+
+
+def set_learning_rate(optimizers: Iterable[Optimizer], learning_rate: float) -> None:
+    """Give every parameter group ``learning_rate`` times its ``factor``."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * group["factor"]
+
+
+def scheduled_learning_rate(config: TrainConfig, step: float, total: int) -> float:
+    """Learning rate of a step, counted from 0, out of ``total``: a linear rise over
+    ``config.warmup`` steps, then the schedule, over x from 0 at the end of the warm-up to 1 at the
+    last step. Windows of random length count as fractions of a step."""
+    warmup = min(config.warmup, total // 2)
+    if step < warmup:
+        return config.learning_rate * (step + 1) / (warmup + 1)
+    progress = (step - warmup) / max(total - warmup, 1)
+    if config.schedule == "cosine":
+        return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
+    if config.schedule == "linear":
+        return config.learning_rate * (1.0 - progress)
+    return config.learning_rate
+
+
+# Validation
+#
+# Loss on validation and test text.
+
+MOST_STREAMS, SHORTEST_STREAM = 20, 50
+
+
+def default_streams(n_tokens: int) -> int:
+    """Number of streams of a text: at most 20, of at least 50 targets each, or 1."""
+    return max(1, min(MOST_STREAMS, (n_tokens - 1) // SHORTEST_STREAM))
+
+
+@torch.no_grad()
+def evaluate(
+    model: LanguageModel,
+    tokens: Any,
+    streams: int | None = None,
+    *,
+    length: int = 128,
+    n_targets: int | None = None,
+) -> float:
+    """Mean negative log-probability, in nats per token, of a text or an evenly spread part of it.
+    Every token except the first is a target.
+
+    Args:
+        model: language model, temporarily set to evaluation mode.
+        tokens: class ids, numpy [n], n >= 2.
+        streams: number of parallel streams into which the text is cut. Each begins without context,
+            so that a few of them are a little worse than one. Published perplexities are of 10
+            streams of validation text and 1 of test text. None: at most 20, of at least 50 targets
+            each, as training validates.
+        length: number of steps that are computed together; the state is kept between windows.
+        n_targets: number of targets to score, rounded up to a multiple of ``streams``: those at the
+            beginning of each stream. They have the loss that they have in the whole. None: all.
+
+    Raises:
+        ValueError: fewer than 2 tokens, fewer targets than streams, or a length or number of
+            targets below 1.
+
+    Example:
+        >>> import math, hstree
+        >>> from hstree.lm.model import AWDLSTM, LanguageModel
+        >>> from hstree.lm.train import evaluate
+        >>> model = LanguageModel(AWDLSTM(100, 8, 16), hstree.Softmax(16, 100))
+        >>> round(math.exp(evaluate(model, range(50), streams=2))) in range(90, 110)
+        True
+    """
+    if streams is None:
+        streams = default_streams(len(tokens))
+    else:
+        streams = check_int("streams", streams, 1, max(len(tokens) - 1, 1))
+    text = Streams(tokens, streams, ignore_index=model.head.ignore_index)
+    steps = len(text)
+    if n_targets is not None:
+        steps = min(steps, -(-check_int("n_targets", n_targets) // streams))
+    device = model.backbone.embedding.weight.device
+    training = model.training
+    model.eval()
+    total, count = 0.0, 0
+    state: State | None = None
+    try:
+        windows = text.windows(length, steps)
+        for window, target in track(windows, "evaluating", -(-steps // length)):
+            (log_prob, _), state, _ = model(window.to(device), target.to(device), state)
+            total -= float(log_prob.sum(dtype=torch.float64))
+            count += int((target != model.head.ignore_index).sum())
+    finally:
+        model.train(training)
+    return total / max(count, 1)
+
+
+# Cost
+#
+# The final figures of a run, and the cost of its head next to a flat softmax.
+
+COST_LOGITS = 2**26  # largest number of logits of the flat softmax in the timing of the head
+
+
+def head_cost(model: LanguageModel, config: TrainConfig, text: Streams) -> HeadCost:
+    """Cost of the head on the context vectors of the first training batch of one process."""
+    streams = min(config.batch_size, max(1, COST_LOGITS // (config.bptt * model.head.n_classes)))
+    device = model.backbone.embedding.weight.device
+    tokens, target = (part[:, :streams].to(device) for part in text.window(0, config.bptt))
+    with torch.no_grad():
+        hidden, _ = model.hidden(tokens)
+    model.head.train()
+    try:
+        return measure_head_cost(
+            model.head,
+            hidden.reshape(-1, hidden.shape[-1]),
+            target.reshape(-1),
+            flat_features=model.backbone.context_size,
+        )
+    finally:
+        model.head.eval()
+
+
+def measure_head_cost(
+    head: Head,
+    hidden: Tensor,
+    target: Tensor,
+    *,
+    flat_features: int | None = None,
+    repeats: int = 15,
+    budget: float = 4.0,
+) -> HeadCost:
+    """Time one training step of the head alone (forward and backward) against ``F.linear`` +
+    ``F.cross_entropy``.
+
+    Args:
+        head: any head; its gradients are cleared afterwards.
+        hidden: [N, D] context vectors.
+        target: int64 [N].
+        flat_features: number of features, the last ones, that the flat softmax reads; default: all.
+            For a head that reads several layers, the size of the last layer.
+        repeats: largest number of timed repetitions, after two for warm-up.
+        budget: seconds after which no further repetition starts (at least three are timed).
+    """
+    hidden = hidden.detach().requires_grad_()
+    read = hidden[:, -(flat_features or head.in_features) :]
+    flat_hidden = read.detach().contiguous().requires_grad_()
+    weight = (
+        torch.empty(head.n_classes, flat_hidden.shape[1], device=hidden.device)
+        .uniform_(-0.1, 0.1)
+        .requires_grad_()
+    )
+    bias = torch.zeros(head.n_classes, device=hidden.device, requires_grad=True)
+
+    def head_step() -> None:
+        loss: Tensor = head(hidden, target).loss
+        loss.backward()  # type: ignore[no-untyped-call]
+        head.zero_grad(set_to_none=True)
+        hidden.grad = None
+
+    def flat_step() -> None:
+        loss = F.cross_entropy(
+            F.linear(flat_hidden, weight, bias), target, ignore_index=head.ignore_index
+        )
+        loss.backward()  # type: ignore[no-untyped-call]
+        flat_hidden.grad = weight.grad = bias.grad = None
+
+    times: tuple[list[float], list[float]] = ([], [])
+    begin = time.perf_counter()
+    for repetition in range(repeats + 2):
+        for step, measured in zip((head_step, flat_step), times, strict=True):
+            seconds = _seconds(step, hidden.device)
+            if repetition >= 2:
+                measured.append(seconds)
+        if repetition >= 4 and time.perf_counter() - begin > budget:
+            break
+    return HeadCost(len(hidden), statistics.median(times[0]), statistics.median(times[1]))
+
+
+def _seconds(step: Callable[[], None], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begin = time.perf_counter()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
+
+
+# Steps
+#
+# The training loop: truncated backpropagation through time, from any step of any epoch.
+
+
+class TrainingError(RuntimeError):
+    """Training cannot continue: the loss or a weight is not finite, or memory ran out."""
+
+
+@dataclass
+class Position:
+    """The position of training, between two steps."""
+
+    epoch: int = 0  # counted from 1; 0 before the first
+    time_step: int = 0  # of the streams, at which the next window begins
+    step: int = 0  # optimizer steps since the beginning
+    loss: float = 0.0  # sum over the targets of the epoch so far, in nats
+    tokens: int = 0  # number of these targets
+    seconds: float = 0.0  # of the steps of the epoch
+    learning_rate: float = 0.0  # of the last step, for a window of ``bptt`` time steps
+
+    @property
+    def train_loss(self) -> float:
+        """Mean negative log-likelihood over the current epoch, in nats per token, without penalties
+        and options of the loss; the estimate of a head that samples classes in training."""
+        return self.loss / self.tokens
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Mean over the steps of the current epoch."""
+        return self.tokens / self.seconds
+
+
+class Step(NamedTuple):
+    """A finished optimizer step: its epoch, counted from 1, the mean negative log-likelihood of its
+    window, in nats per token, without penalties and options of the loss, and its targets."""
+
+    epoch: int
+    loss: float
+    tokens: int
+
+
+def process_seed(seed: int, rank: int) -> int:
+    """A different seed for every process, so that dropout masks differ."""
+    return seed + 1_000_003 * rank
+
+
+class _Objective(nn.Module):
+    """What a step minimizes, for the streams of one process or a part of them: a module, as
+    DistributedDataParallel wants."""
+
+    def __init__(self, model: LanguageModel, config: TrainConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+
+        def head_loss(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+            output, loss = model.head(hidden, target)
+            return loss, -output.detach().sum() / (target != model.head.ignore_index).sum()
+
+        self.head_loss = torch.compile(head_loss, dynamic=True) if config.compile else head_loss
+
+    def forward(
+        self, tokens: Tensor, target: Tensor, state: State | None, loss_share: float, share: float
+    ) -> tuple[Tensor, Tensor, State]:
+        """``loss_share`` times the mean loss plus ``share`` times the penalties; its value and
+        ``loss_share`` times the mean negative log-likelihood, float64 [2]; the state without its
+        history."""
+        with torch.autocast(
+            tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"
+        ):
+            read: BackboneOutput = self.model.backbone(tokens, state)
+            loss, nll = self.head_loss(read.hidden, target)
+        objective = share * activation_penalty(read, self.config.alpha, self.config.beta)
+        # The mean over no targets is NaN, but DistributedDataParallel needs a graph.
+        if loss_share > 0:
+            loss, nll = loss_share * loss, loss_share * nll
+        else:
+            loss = nll = 0.0 * read.dropped.sum()
+        objective = objective + loss
+        values = torch.stack([objective.detach(), nll.detach()]).double()
+        return objective, values, detach(read.state)
+
+
+class Trainer:
+    """Trains a model on a corpus.
+
+    Args:
+        model: the model, on the training device.
+        corpus: class ids of the model.
+        config: batch size, windows, optimizer, learning rates, schedule, clipping, penalties,
+            averaging, epochs, the share of steps with all classes.
+        processes: the processes that share the batch; each calls the same methods.
+
+    Attributes:
+        position: position in the training text, and figures of the current epoch.
+        in_epoch: whether the current epoch has begun and has not been validated yet.
+        averaging: whether averaged SGD has begun.
+
+    Raises:
+        ValueError: the training text is too small for the batch, averaged SGD does not support the
+            head, or it samples no classes to begin with.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        corpus: Corpus,
+        config: TrainConfig,
+        processes: Processes | None = None,
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.device = model.backbone.embedding.weight.device
+        self.processes = processes or Processes(0, 1, self.device)
+        head = model.head
+        self._samples = isinstance(head, ClassSampler) and head.negatives is not None
+        # Other heads do not read the setting.
+        if config.all_classes and isinstance(head, ClassSampler) and not self._samples:
+            raise ConfigError(
+                "--all-classes: expected --head-option negatives=N with the head "
+                f"{config.head!r}, got it without negatives"
+            )
+        self.streams = Streams(
+            corpus.train,
+            config.batch_size * self.processes.size,
+            ignore_index=model.head.ignore_index,
+        )
+        self.windows = -(-len(self.streams) // config.bptt)
+        self.steps_per_epoch = self.windows  # an estimate if lengths are random
+        if config.variable_bptt:
+            self.steps_per_epoch = max(1, round(len(self.streams) / (0.975 * config.bptt)))
+        self.lengths = np.random.default_rng(config.seed) if config.variable_bptt else None
+        self.optimizers = build_optimizers(model, config)
+        self.averaging = False
+        self.valid_losses: list[float] = []
+        if config.averaging != "none" or config.finetune is not None:
+            averaged = build_optimizers(model, config, averaged=True)  # raises if a group is sparse
+            from_start = config.averaging == "et" and config.averaging_epoch == 0
+            if from_start or config.finetune is not None:
+                self.optimizers, self.averaging = averaged, True
+        full_streams = (len(corpus.train) - 1) // len(self.streams)
+        always_targets = (
+            full_streams > self.streams.batch_size - config.batch_size // config.accumulate
+        )
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.objective = self.processes.wrap(
+            _Objective(model, config),
+            may_skip_parameters=head.may_skip_parameters or not always_targets,
+        )
+        self.position = Position()
+        self.states: list[State | None] = [None] * config.accumulate
+        self.in_epoch = False
+
+    def _begin_epoch(self) -> None:
+        position = self.position
+        self.in_epoch = True
+        position.epoch += 1
+        position.time_step = position.tokens = 0
+        position.loss = position.seconds = 0.0
+        self.states = [None] * self.config.accumulate
+
+    def steps(self) -> Iterator[Step]:
+        """Make one pass over the training text, or the rest of a pass after :meth:`restore`.
+        :meth:`state` can be saved between two steps. Raises TrainingError if the loss is not
+        finite."""
+        position = self.position
+        if not self.in_epoch:
+            self._begin_epoch()
+        self.model.train()
+        remaining = len(self.streams) - position.time_step
+        config = self.config
+        for length in window_lengths(remaining, config.bptt, self.lengths, config.bptt_margin):
+            yield self._step(length)
+
+    def note_validation(self, loss: float) -> bool:
+        """End the epoch, record its validation loss, and start averaging if it is time. Returns
+        whether training ends, since fine-tuning has stopped improving."""
+        self.in_epoch = False
+        self.valid_losses.append(loss)
+        worse = non_monotone(self.valid_losses, self.config.nonmono)
+        if self.config.finetune is not None:
+            return worse
+        late = self.position.epoch >= self.config.averaging_epoch
+        due = {"none": False, "nt": worse, "et": late}[self.config.averaging]
+        if due and not self.averaging:
+            self.averaging = True
+            self.optimizers = build_optimizers(self.model, self.config, averaged=True)
+        return False
+
+    def _step(self, length: int) -> Step:
+        config, position, begin = self.config, self.position, time.perf_counter()
+        windows_before = (position.epoch - 1) * self.windows + position.time_step / config.bptt
+        rate = scheduled_learning_rate(config, windows_before, config.epochs * self.windows)
+        set_learning_rate(self.optimizers, rate * (length / config.bptt))
+        if self._samples:
+            self.model.head.samples_in_training = self._samples_after(windows_before)
+        tokens, target = self.streams.window(position.time_step, length)
+        counted = target != self.model.head.ignore_index
+        n_targets = int(counted.sum())
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        width = config.batch_size // config.accumulate
+        size = self.processes.size
+        for part in range(config.accumulate):
+            first = self.processes.rank * config.batch_size + part * width
+            columns = slice(first, first + width)
+            # Gradients are averaged over the processes; the factor turns the mean into a sum.
+            loss_share = size * (int(counted[:, columns].sum()) / n_targets)
+            with self._no_exchange() if part + 1 < config.accumulate else nullcontext():
+                objective, values, self.states[part] = self.objective(
+                    tokens[:, columns].to(self.device),
+                    target[:, columns].to(self.device),
+                    self.states[part],
+                    loss_share,
+                    1.0 / config.accumulate,
+                )
+                objective.backward()
+            total += values
+        if config.clip > 0:
+            clip_grad_norm_(self.parameters, config.clip)
+        objective_value, loss = (value / size for value in self.processes.sum(*total.tolist()))
+        if not math.isfinite(objective_value):
+            raise self._diverged(f"the loss became {objective_value}")
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        position.time_step += length
+        position.step += 1
+        position.loss += loss * n_targets
+        position.tokens += n_targets
+        position.seconds += time.perf_counter() - begin
+        position.learning_rate = rate
+        return Step(position.epoch, loss, n_targets)
+
+    def _samples_after(self, windows: float) -> bool:
+        """Whether the step after these windows samples classes."""
+        config = self.config
+        return self._samples and windows < (1 - config.all_classes) * config.epochs * self.windows
+
+    @property
+    def sampled(self) -> bool:
+        """Whether steps of the current epoch sampled classes."""
+        return self._samples_after((self.position.epoch - 1) * self.windows)
+
+    def _no_exchange(self) -> Any:
+        if isinstance(self.objective, DistributedDataParallel):
+            return self.objective.no_sync()
+        return nullcontext()
+
+    def check_weights(self) -> None:
+        finite = [parameter.isfinite().all() for parameter in self.parameters]
+        if not bool(torch.stack(finite).all()):
+            raise self._diverged("weights are no longer finite")
+
+    def _diverged(self, what: str) -> TrainingError:
+        position, config = self.position, self.config
+        return TrainingError(
+            f"{what} in epoch {position.epoch}, step {position.step + 1}; "
+            f"try a lower --learning-rate (now {config.learning_rate:g}) "
+            f"or a lower --clip (now {config.clip:g})"
+        )
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The training state between two steps, without the weights of the model, for
+        :meth:`restore`: tensors, and everything else as JSON would hold it. It has the optimizers
+        with their averages, random states and LSTM states of all processes, and the position."""
+        tensors: dict[str, Tensor] = {}
+        numbers: dict[str, Any] = {}
+        for i, optimizer in enumerate(self.optimizers):
+            for index, values in optimizer.state_dict()["state"].items():
+                for key, value in values.items():
+                    name = f"optimizer.{i}.{index}.{key}"
+                    if isinstance(value, Tensor):
+                        tensors[name] = value
+                    else:
+                        numbers[name] = value
+        for part, state in enumerate(self.states):
+            for layer, pair in enumerate(state or ()):
+                for name, tensor in zip("hc", pair, strict=True):
+                    every = self.processes.gather(tensor)
+                    tensors[f"lstm.{part}.{layer}.{name}"] = torch.stack(every)
+        tensors["random.cpu"] = torch.stack(self.processes.gather(torch.get_rng_state()))
+        if self.device.type == "cuda":
+            own = torch.cuda.get_rng_state(self.device)
+            tensors["random.cuda"] = torch.stack(self.processes.gather(own))
+        return tensors, {
+            "processes": self.processes.size,
+            "position": asdict(self.position),
+            "in_epoch": self.in_epoch,
+            "averaging": self.averaging,
+            "valid_losses": list(self.valid_losses),
+            "optimizers": numbers,
+            "lengths": None if self.lengths is None else self.lengths.bit_generator.state,
+        }
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Continue from a :meth:`state`. The caller restores the weights of the model.
+
+        Raises:
+            ValueError: the state belongs to another number of processes.
+            KeyError, IndexError, TypeError, RuntimeError: the state belongs to another model.
+        """
+        if values["processes"] != self.processes.size:
+            raise ValueError(
+                f"--resume: expected {values['processes']} processes as before, "
+                f"got {self.processes.size}"
+            )
+        self.position = Position(**values["position"])
+        self.in_epoch = values["in_epoch"]
+        self.valid_losses = list(values["valid_losses"])
+        if values["averaging"] and not self.averaging:
+            self.averaging = True
+            self.optimizers = build_optimizers(self.model, self.config, averaged=True)
+        if self.lengths is not None:
+            self.lengths.bit_generator.state = values["lengths"]
+        states: list[dict[int, dict[str, Any]]] = [{} for _ in self.optimizers]
+        found = {name: t for name, t in tensors.items() if name.startswith("optimizer.")}
+        for name, value in (found | values["optimizers"]).items():
+            _, i, index, key = name.split(".", 3)
+            states[int(i)].setdefault(int(index), {})[key] = value
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": state, "param_groups": groups})
+        rank = self.processes.rank
+        layers = range(self.model.backbone.layers)
+
+        def saved(part: int, layer: int, name: str) -> Tensor:
+            return tensors[f"lstm.{part}.{layer}.{name}"][rank].to(self.device, copy=True)
+
+        self.states = [
+            tuple((saved(part, layer, "h"), saved(part, layer, "c")) for layer in layers)
+            if f"lstm.{part}.0.h" in tensors
+            else None
+            for part in range(self.config.accumulate)
+        ]
+        torch.set_rng_state(tensors["random.cpu"][rank].clone())
+        if self.device.type == "cuda" and "random.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random.cuda"][rank].clone(), self.device)
+        elif self.device.type == "cuda":  # saved on a CPU
+            torch.cuda.manual_seed(process_seed(self.config.seed, rank))
+
+
+# Session
+#
+# A run from its start, or its resumption, to its end: its folder, epochs, saving and stopping.
+
+
+class TrainingMemoryError(TrainingError):
+    """Memory ran out; a run that had begun can be resumed where there is more."""
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """Training was interrupted.
+
+    Attributes:
+        run: the run folder, for :func:`resume`; None if training had not begun.
+        best: record of the epoch whose weights it holds, None if no epoch has finished; epoch 0 is
+            the start of fine-tuning.
+        signal: number of the received signal, or None.
+    """
+
+    def __init__(
+        self, run: Path | None, best: EpochRecord | None, signal: int | None = None
+    ) -> None:
+        super().__init__("training was interrupted")
+        self.run = run
+        self.best = best
+        self.signal = signal
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The result of :func:`train`: the run folder, the final figures, a record for each epoch, and
+    the best weights, in evaluation mode."""
+
+    run: Path
+    summary: Summary
+    records: list[EpochRecord]
+    model: LanguageModel
+
+
+def train(config: TrainConfig, reporter: Reporter | None = None) -> TrainResult:
+    """Train as configured and write a run folder.
+
+    The folder appears, complete, when training begins. Its files are then replaced atomically, so
+    it can be read at any time. The state is saved at the start, at the end of every epoch, every
+    ``config.save_interval`` seconds within an epoch, and when Ctrl-C or SIGTERM stops the training;
+    :func:`resume` continues from the last saved state. While weights are averaged, the averages are
+    validated and saved.
+
+    With ``torchrun``, each process trains on ``config.batch_size`` streams of its own, with the
+    mean of their gradients. The first process validates, reports and writes.
+
+    Raises:
+        ValueError: a setting, the corpus or the run folder is not valid; nothing was written.
+        TrainingError: the loss is not finite; the best epoch so far is kept.
+        TrainingMemoryError: memory ran out.
+        TrainingInterrupted: on Ctrl-C or SIGTERM.
+    """
+    head_class(config.head)
+    with processes(config.device) as group:
+        session = Session(config, reporter, group)
+        with session.folder(None):
+            session.begin()
+            return session.run()
+
+
+def resume(
+    run: str | os.PathLike[str], /, reporter: Reporter | None = None, **changes: Any
+) -> TrainResult:
+    """Resume a run from its last saved state.
+
+    On the same CPU, with the same number of threads and processes and unchanged settings, the
+    weights are bitwise identical to those of a run that was never interrupted.
+
+    Args:
+        run: the folder.
+        reporter: receives every further step.
+        **changes: new values of settings in :data:`~hstree.lm.config.RESUMABLE`. With more
+            ``epochs`` the rest of the learning rate schedule is that of a run
+            planned for that many.
+
+    Raises:
+        CheckpointError: the state cannot be read, the text has changed, or another process trains
+            in the folder.
+        ConfigError: a setting that cannot change, or all epochs are done.
+        TrainingError, TrainingInterrupted: as :func:`train`.
+    """
+    for name in changes:
+        if name not in RESUMABLE:
+            raise ConfigError(
+                f"--{flag_name(name)}: expected a setting that can change with --resume "
+                f"({', '.join('--' + flag_name(n) for n in RESUMABLE)}), got {changes[name]!r}"
+            )
+    folder = Path(run)
+    config = replace(load_config(folder), **changes)
+    with processes(config.device) as group:
+        session = Session(config, reporter, group)
+        with session.folder(folder):
+            session.load(folder)
+            return session.run()
+
+
+class Session:
+    """The part of one process in a run, from its start or resumption to its end or interruption:
+    call :meth:`begin` or :meth:`load`, then :meth:`run`, within the context :meth:`folder`."""
+
+    corpus: Corpus
+    trainer: Trainer
+
+    def __init__(self, config: TrainConfig, reporter: Reporter | None, group: Processes) -> None:
+        set_threads(config)
+        check_dense(config, group.size)
+        if config.tensorboard:
+            optional_package("tensorboard", "--tensorboard", "tensorboard")
+        self.config = config
+        self.processes = group
+        self.reporter = reporter if reporter is not None and group.main else Reporter()
+        self.followers = [self.reporter]  # of the steps and epochs
+        self.records: list[EpochRecord] = []  # of the finished epochs
+        self.best: EpochRecord | None = None  # whose weights are kept; epoch 0: before fine-tuning
+        self.ended = False  # fine-tuning has stopped improving
+        self._directory: RunDirectory | None = None
+        self._interruption = Interruption()
+        self._seconds_before = 0.0
+        self._begin_time = self._saved_time = time.perf_counter()
+
+    @property
+    def done(self) -> bool:
+        return self.ended or len(self.records) >= self.config.epochs
+
+    @contextmanager
+    def folder(self, path: Path | None) -> Iterator[None]:
+        """A context that locks the run folder, new or at ``path``; errors say what is kept in
+        it."""
+        if self.processes.main and path is not None:
+            self._directory = RunDirectory.open(path)
+        elif self.processes.main:
+            kind = self.config.head + ("-finetuned" if self.config.finetune is not None else "")
+            name = f"{datetime.now():%Y%m%d-%H%M%S}-{kind}"
+            self._directory = RunDirectory(self.config.run, name)
+        try:
+            yield
+        except TrainingError as error:
+            raise TrainingError(f"{error}; {self._kept()}") from None
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            raise TrainingMemoryError(
+                f"memory ran out; a {self._smaller()}, needs less; {self._kept()}"
+            ) from error
+        except OSError as error:
+            if self._published() is None:
+                raise
+            raise OSError(f"{error}; {self._kept()}") from error
+        except KeyboardInterrupt as interrupt:
+            received = self._interruption.signal or getattr(interrupt, "signal", None)
+            raise TrainingInterrupted(self._published(), self._best(), received) from None
+        finally:
+            for follower in self.followers:
+                follower.stop()
+            if self._directory is not None:
+                self._directory.close()
+
+    # Start and resumption
+
+    def begin(self) -> None:
+        """Read the text, build the model, and write the first files of the folder. Raises
+        ValueError if a setting, the text or the run to fine-tune is not valid."""
+        config, group = self.config, self.processes
+        self._say_lstm_precision()
+        origin = None if config.finetune is None else load_run(config.finetune)
+        with group.main_first():  # the others find the tokenized text in the cache
+            corpus = load_corpus(
+                config.data,
+                column=config.column,
+                min_count=config.min_count,
+                max_vocabulary=config.max_vocabulary,
+                vocabulary=None if origin is None else origin.vocabulary,
+                tokenizer=config.tokenizer if origin is None else origin.tokenizer,
+            )
+        self.reporter.message(
+            f"corpus: {corpus.name}\n        {len(corpus.train):,} training, "
+            f"{len(corpus.valid):,} validation, {len(corpus.test):,} test tokens; "
+            f"{len(corpus.vocabulary):,} classes"
+        )
+        check_size(corpus, config, group.size)
+        self._say_what_is_too_late()
+        statistics = corpus.statistics()
+        if origin is None:
+            started = time.perf_counter()
+            model = build_model(config, len(corpus.vocabulary), statistics)
+            seconds = time.perf_counter() - started
+            self.reporter.message(
+                f"model:  LSTM with {_count(model.backbone):,} parameters\n"
+                f"        head {model.head.name!r} with "
+                f"{own_parameter_count(model.head, model.backbone):,} parameters, built in "
+                f"{seconds:.1f} s"
+            )
+        else:
+            torch.manual_seed(config.seed)
+            model = starting_model(config, origin)
+        model.to(group.device)
+        if group.rank > 0:
+            torch.manual_seed(process_seed(config.seed, group.rank))
+        self._fingerprint = corpus.fingerprint()
+        self._train_on(corpus, statistics, model)
+        files: dict[str, Content] = {
+            CONFIG: self._config_json(),
+            VOCABULARY: corpus.vocabulary.to_bytes(),
+            TOKENIZER: tokenizer_to_bytes(corpus.tokenizer),
+        }
+        if origin is not None:
+            valid_loss = evaluate(model, corpus.valid, n_targets=config.validation_tokens)
+            self.best = EpochRecord(0, 0, 0.0, math.nan, valid_loss, True, 0.0, 0.0)
+            files[MODEL] = partial(shutil.copyfile, origin.path / MODEL)
+            self.reporter.message(
+                f"starting from {origin.path}, validation perplexity {perplexity(valid_loss):.1f}"
+            )
+        self._save(files)
+
+    def load(self, folder: Path) -> None:
+        """Continue from the state that is saved in ``folder``. Raises as :func:`resume`."""
+        model, tensors, values = load_state(folder / STATE)
+        vocabulary, tokenizer = load_vocabulary(folder), load_tokenizer(folder)
+        with self.processes.main_first():
+            corpus = load_corpus(
+                self.config.data,
+                column=self.config.column,
+                vocabulary=vocabulary,
+                tokenizer=tokenizer,
+            )
+        try:
+            self._restore(corpus, model, tensors, values)
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise CheckpointError(f"{folder / STATE}: {error}") from None
+        except (KeyError, IndexError, TypeError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise CheckpointError(
+                f"{folder / STATE}: inconsistent training state: {reason}"
+            ) from None
+        if self.done and (folder / SUMMARY).is_file():
+            raise ConfigError(
+                f"--resume: the {len(self.records)} epochs of {folder} are done"
+                + ("; fine-tuning has ended" if self.ended else "; to continue, give more --epochs")
+            )
+        if self._directory is not None:
+            self._directory.write({CONFIG: self._config_json()})
+            self._directory.remove(SUMMARY)  # of fewer epochs
+        position = self.trainer.position
+        self.reporter.message(
+            f"resuming {folder} in epoch "
+            f"{position.epoch + (not self.trainer.in_epoch)}, after step {position.step}"
+        )
+        self._say_lstm_precision()
+
+    def _restore(
+        self,
+        corpus: Corpus,
+        model: LanguageModel,
+        tensors: dict[str, torch.Tensor],
+        values: dict[str, Any],
+    ) -> None:
+        """Take over the parts of a saved state. Raises as :meth:`load`, without the file."""
+        settings = _fixed_settings(self.config)
+        # A setting that is newer than the state has its default, as in a file of settings.
+        saved = _fixed_settings(TrainConfig()) | values["settings"]
+        other = [name for name in settings if saved[name] != settings[name]]
+        if other:
+            raise ValueError(f"the state of a run whose {', '.join(other)} differs from {CONFIG}")
+        self._fingerprint = corpus.fingerprint()
+        if values["corpus"] != self._fingerprint:
+            raise ValueError(
+                f"--resume: the text {corpus.name} is not the text of this run: it has changed, or "
+                f"--data names another one"
+            )
+        records = [read_record(EpochRecord, record) for record in values["records"]]
+        if self.config.epochs < len(records):
+            raise ConfigError(
+                f"--epochs: expected at least {len(records)}, the number of finished epochs, "
+                f"got {self.config.epochs}"
+            )
+        best = values["best"]
+        best = None if best is None else read_record(EpochRecord, best)
+        self._train_on(corpus, corpus.statistics(), model.to(self.processes.device))
+        self.trainer.restore(tensors, values["trainer"])
+        self.records, self.best, self.ended = records, best, values["ended"]
+        self._seconds_before = values["seconds"]
+
+    def _train_on(self, corpus: Corpus, statistics: CorpusStatistics, model: LanguageModel) -> None:
+        self.corpus = corpus
+        self._unigram = {
+            split: statistics.unigram_loss(tokens[1:])
+            for split, tokens in corpus.held_out().parts.items()
+        }
+        self.trainer = Trainer(model, corpus, self.config, self.processes)
+
+    def _config_json(self) -> bytes:
+        return self.config.with_absolute_paths().to_json().encode()
+
+    def _say_lstm_precision(self) -> None:
+        lowered = self.config.precision == "bfloat16" and self.processes.device.type == "cpu"
+        if lowered and not cpu_has_lstm(torch.bfloat16):
+            self.reporter.message(
+                "--precision bfloat16: the LSTM layers run in float32, since oneDNN has\n"
+                "no bfloat16 LSTM for this CPU"
+            )
+
+    def _say_what_is_too_late(self) -> None:
+        config = self.config
+        if config.averaging == "et" and config.averaging_epoch >= config.epochs:
+            self.reporter.message(
+                f"weights will not be averaged: --averaging-epoch is {config.averaging_epoch}, "
+                f"--epochs is {config.epochs}"
+            )
+
+    # Epochs
+
+    def run(self) -> TrainResult:
+        """Train the remaining epochs and compute the final figures."""
+        trainer, model = self.trainer, self.trainer.model
+        if self.config.tensorboard and self._directory is not None:
+            self.followers.append(TensorBoardLog(self._directory.path))
+        if model.head.samples_in_training:
+            self.reporter.message(
+                f"head {self.config.head}: the training perplexity is an estimate from sampled "
+                "classes,\ntoo low on average; that of the validation text is exact"
+            )
+        if self._valid_share < 1:
+            self.reporter.message(
+                f"validation: {self.config.validation_tokens:,} of {len(self.corpus.valid) - 1:,} "
+                "tokens, spread evenly over the text"
+            )
+        with self._interruption:
+            for follower in self.followers:
+                follower.start(self.config.epochs, trainer.steps_per_epoch, trainer.position.step)
+            while not self.done:
+                self._steps()
+                self._end_epoch()
+                self._stop_or_save()
+        path = self.processes.from_main(self._directory.path if self._directory else Path())
+        result = None
+        if self.processes.main:
+            best = load_model(path / MODEL).to(self.processes.device)
+            summary = self._summarize(best)
+            self._write({SUMMARY: summary.to_json().encode()})
+            result = best.cpu(), summary
+        result = self.processes.from_main(result)
+        assert result is not None
+        model, summary = result
+        model.to(self.processes.device)
+        return TrainResult(path, summary, self.records, model)
+
+    def _steps(self) -> None:
+        trainer = self.trainer
+        for step in trainer.steps():
+            try:
+                for follower in self.followers:
+                    follower.step(step.epoch, step.loss, step.tokens)
+                self._stop_or_save()
+            except KeyboardInterrupt:
+                self._save()
+                raise
+
+    def _stop_or_save(self) -> None:
+        """Stop, by KeyboardInterrupt, if a signal was received; save if it is time. All processes
+        do so at the same step."""
+        stop = self._interruption.signal is not None
+        waited = time.perf_counter() - self._saved_time
+        due = self.processes.main and waited >= self.config.save_interval
+        stops, dues = self.processes.sum(stop, due)
+        if stops:
+            raise KeyboardInterrupt
+        if dues:
+            self._save()
+
+    def _end_epoch(self) -> None:
+        """Validate, and save the results of the epoch."""
+        trainer, position = self.trainer, self.trainer.position
+        begin_time = time.perf_counter()
+        with averaged_weights(trainer.optimizers):
+            valid_loss = self._loss(self.corpus.valid)
+            self._check_validation(valid_loss)
+            is_best = self.best is None or valid_loss < self.best.valid_loss
+            if is_best:
+                self._write({MODEL: model_writer(trainer.model)})
+        record = EpochRecord(
+            epoch=position.epoch,
+            step=position.step,
+            learning_rate=position.learning_rate,
+            train_loss=position.train_loss,
+            valid_loss=valid_loss,
+            best=is_best,
+            tokens_per_second=position.tokens_per_second,
+            seconds=position.seconds + time.perf_counter() - begin_time,
+            averaged=trainer.averaging,
+            sampled=trainer.sampled,
+        )
+        self.records.append(record)
+        self.best = record if is_best else self.best
+        self.ended = trainer.note_validation(valid_loss)
+        files: dict[str, Content] = {}
+        if self.processes.main:
+            files[METRICS] = "".join(record.to_json() for record in self.records).encode()
+            if has_pictures():
+                title = f"{self.config.head} head, {self.corpus.name}"
+                files[CURVE] = learning_curve(self.records, self._unigram["valid"], title)
+        self._save(files)
+        for follower in self.followers:
+            follower.epoch(record)
+        if trainer.averaging and not record.averaged and not self.done:
+            self.reporter.message(f"averaging of the weights begins after epoch {position.epoch}")
+
+    def _loss(self, tokens: Any) -> float:
+        """The loss on a text, or on a part of it as --validation-tokens says."""
+        model, part = self.trainer.model, self.config.validation_tokens
+        loss = evaluate(model, tokens, n_targets=part) if self.processes.main else math.nan
+        return self.processes.from_main(loss)
+
+    @property
+    def _valid_share(self) -> float:
+        total = len(self.corpus.valid) - 1
+        return min(1.0, (self.config.validation_tokens or total) / total)
+
+    def _check_validation(self, valid_loss: float) -> None:
+        """Training does not recover from a loss far above log V, that of a uniform guess, unless
+        the loss is there on the validation text alone, which is then of another kind."""
+        corpus = self.corpus
+        limit = 3.0 * math.log(len(corpus.vocabulary))
+        if valid_loss <= limit:
+            return
+        train_loss = self._loss(corpus.train[: max(len(corpus.valid), 1000)])
+        if not (train_loss <= limit and math.isfinite(perplexity(valid_loss))):
+            raise TrainingError(
+                f"the validation loss became {valid_loss:.4g} nats per token in epoch "
+                f"{self.trainer.position.epoch}; try a lower --learning-rate "
+                f"(now {self.config.learning_rate:g})"
+            )
+        if all(record.valid_loss <= limit for record in self.records):
+            self.reporter.message(
+                f"the validation text is unlike the training text: {valid_loss:.2f} nats per "
+                f"token, but {train_loss:.2f} on training text"
+            )
+
+    def _summarize(self, model: LanguageModel) -> Summary:
+        assert self.best is not None
+        seconds, corpus = self._seconds(), self.corpus
+        return Summary(
+            corpus=corpus.name,
+            head=self.config.head,
+            classes=len(corpus.vocabulary),
+            train_tokens=len(corpus.train),
+            epochs=len(self.records),
+            best_epoch=self.best.epoch,
+            valid_perplexity=self.best.valid_perplexity,
+            test_perplexity=perplexity(evaluate(model, corpus.test)),
+            unigram_valid_perplexity=perplexity(self._unigram["valid"]),
+            unigram_test_perplexity=perplexity(self._unigram["test"]),
+            backbone_parameters=_count(model.backbone),
+            head_parameters=own_parameter_count(model.head, model.backbone),
+            cost=head_cost(model, self.config, self.trainer.streams),
+            seconds=seconds,
+            valid_share=self._valid_share,
+        )
+
+    # Saved files
+
+    def _save(self, files: Mapping[str, Content] | None = None) -> None:
+        """Write files, and then the training state. Raises TrainingError if weights are not finite;
+        the previously saved state is kept."""
+        self.trainer.check_weights()
+        tensors, values = self.trainer.state()
+        state = {
+            "settings": _fixed_settings(self.config),
+            "corpus": self._fingerprint,
+            "records": [asdict(record) for record in self.records],
+            "best": None if self.best is None else asdict(self.best),
+            "ended": self.ended,
+            "seconds": self._seconds(),
+            "trainer": values,
+        }
+        writer = state_writer(self.trainer.model, tensors, state)
+        self._write({**(files or {}), STATE: writer})
+        self._saved_time = time.perf_counter()
+
+    def _write(self, files: Mapping[str, Content]) -> None:
+        if self._directory is not None:
+            self._directory.write(files)
+
+    def _seconds(self) -> float:
+        return self._seconds_before + time.perf_counter() - self._begin_time
+
+    def _published(self) -> Path | None:
+        if self._directory is None or not self._directory.published:
+            return None
+        return self._directory.path
+
+    def _best(self) -> EpochRecord | None:
+        path = self._published()
+        if self.best is None and path is not None:  # while the state is loaded
+            return read_run(path).best
+        return self.best
+
+    def _smaller(self) -> str:
+        """A run that takes less memory: of what training has begun with, or of the model."""
+        if self._published() is not None:
+            return "run with a smaller --batch-size or --bptt, or a larger --accumulate"
+        return (
+            "model with smaller --embedding-size, --hidden-size, --context-size, --layers or "
+            "--n-trees, or smaller sizes in --head-option"
+        )
+
+    def _kept(self) -> str:
+        path, best = self._published(), self._best()
+        if path is None:
+            return "nothing was written"
+        if best is None:
+            kept = f"no epoch had finished; the last good state is kept in {path}"
+        else:
+            kept = f"the weights of epoch {best.epoch} and the last good state are kept in {path}"
+        return f"{kept}; resume with hstree train --resume {path}"
+
+
+def _fixed_settings(config: TrainConfig) -> dict[str, Any]:
+    """The settings that cannot change when a run is resumed; JSON-able."""
+    changing = (*RESUMABLE, "run", "finetune")
+    settings: dict[str, Any] = json.loads(config.to_json())
+    return {name: value for name, value in settings.items() if name not in changing}
+
+
+def _count(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
