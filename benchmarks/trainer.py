@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from benchmarks.contest import Build, Contestant, Size
-from benchmarks.step_times import endless_steps
+from benchmarks.studies import endless_steps
 from hstree.lm.config import TrainConfig
 from hstree.lm.data import Corpus, Vocabulary
 from hstree.lm.model import LanguageModel, detach
