@@ -54,8 +54,9 @@ class Table:
         (found,) = (row for row in self.rows if row[0].strip("`") == first)
         return dict(zip(self.header, found, strict=True))
 
-    def part(self, columns: Collection[str]) -> Table:
-        kept = [self.header.index(column) for column in columns]
+    def part(self, columns: str) -> Table:
+        """Some columns, by their header, ``head | valid | test``."""
+        kept = [self.header.index(column) for column in columns.split(" | ")]
         lines = (self.header, self.alignment, *self.rows)
         header, alignment, *rows = ([line[place] for place in kept] for line in lines)
         return Table(self.heading, self.title, header, alignment, rows)
@@ -105,7 +106,7 @@ def cell(page: str, title: str, row: str, column: str, form: str | None = None) 
     return figure
 
 
-def whole(page: str, title: str = "", columns: Collection[str] = ()) -> Figure:
+def whole(page: str, title: str = "", columns: str = "") -> Figure:
     """A table, or some of its columns."""
     return lambda _: str(named(page, title).part(columns) if columns else named(page, title))
 
@@ -229,7 +230,7 @@ def heads(old: str) -> str:
     """The table of heads with its figures: rows of heads that were timed get those of their record,
     by the last name in the first cell; the others stay."""
     timed = named("cpu.md", "A loss of every head").part(
-        ["head", "time", "peak extra memory", "parameters"]
+        "head | time | peak extra memory | parameters"
     )
     by_name = {row[0].strip("`"): row[1:] for row in timed.rows}
     lines = []
@@ -267,7 +268,7 @@ def all_classes(_: str) -> str:
 
 def one_dnn(_: str) -> str:
     """How many times as fast the steps of heads are."""
-    rows = named("onednn.md").part(["step", "ratio"]).rows
+    rows = named("onednn.md").part("step | ratio").rows
     return bounds([1 / number(ratio) for step, ratio in rows if step != "linear"], ".1f")
 
 
@@ -361,7 +362,7 @@ def study_times(name: str) -> Figure:
 # ---- figures of the laboratory
 
 
-def _lab(page: str, title: str = "", columns: Collection[str] = ()) -> Figure:
+def _lab(page: str, title: str = "", columns: str = "") -> Figure:
     return whole(f"laboratory/{page}.md", title, columns)
 
 
@@ -395,7 +396,7 @@ def larger_softmax(_: str) -> str:
 def rates(_: str) -> str:
     """Test perplexities by head and rate."""
     found: dict[str, dict[str, str]] = {}
-    for model, test in named("laboratory/rates.md").part(["model", "test"]).rows:
+    for model, test in named("laboratory/rates.md").part("model | test").rows:
         head, _, factor = model.partition(", head_learning_rate_factor=")
         found.setdefault(head, {})[factor] = test
     factors = list(found["softmax"])
@@ -404,8 +405,13 @@ def rates(_: str) -> str:
     return str(Table("", "", header, ["---"] + ["---:"] * len(factors), rows))
 
 
-STUDY = ["model", "test", "Press rank"]
-PAIRS = ["models", "difference of means", "95% interval", "Welch p", "Welch p, Holm"]
+STUDY = "model | test | Press rank"
+PAIRS = "models | difference of means | 95% interval | Welch p | Welch p, Holm"
+HEADS = "model | train | valid | test | p | parameters | Press rank | rank, 0.0001"
+EFFECTIVE = " | ".join(
+    f"effective rank, epsilon {epsilon}" for epsilon in ("0.001", "0.0001", "1e-05")
+)
+JACOBIAN = "layer | experts | zero | above 0.01 of largest | median condition number"
 CORRELATION = "laboratory/correlation.md", "", "all points"
 WITHIN_SEEDS = "laboratory/gss-rates/correlation.md", "", "all points"
 LABORATORY: dict[str, Figure] = {
@@ -413,49 +419,27 @@ LABORATORY: dict[str, Figure] = {
     "function deviation": cell("laboratory/function.md", "Function", "plif", "SD from that line"),
     "function outside": cell("laboratory/function.md", "Function", "plif", "outside [-R, R]"),
     "function slopes": function_slopes,
-    "PLIF start": _lab("plif-start", columns=["model", "test"]),
-    "trees of an ensemble": _lab("tree", columns=["", "loss", "gain"]),
+    "PLIF start": _lab("plif-start", columns="model | test"),
+    "trees of an ensemble": _lab("tree", columns=" | loss | gain"),
     "synthetic": _lab("synthetic", "Mode matching (% of contexts), alpha = 0.1,"),
-    "jacobian": _lab(
-        "jacobian",
-        columns=["layer", "experts", "zero", "above 0.01 of largest", "median condition number"],
-    ),
-    "ranks": _lab(
-        "rank",
-        columns=[
-            "matrix",
-            "Press rank",
-            *(f"effective rank, epsilon {epsilon}" for epsilon in ("0.001", "0.0001", "1e-05")),
-        ],
-    ),
+    "jacobian": _lab("jacobian", columns=JACOBIAN),
+    "ranks": _lab("rank", columns=f"matrix | Press rank | {EFFECTIVE}"),
     "PLIF ranks": plif_ranks,
     "larger softmax": larger_softmax,
-    "bias start": _lab("bias-start", columns=["model", "test", "rank, 0.0001", "rank, 1e-05"]),
+    "bias start": _lab("bias-start", columns="model | test | rank, 0.0001 | rank, 1e-05"),
     "grid correlation": cell(*CORRELATION, "Pearson"),
     "grid interval": cell(*CORRELATION, "95% interval"),
     "grid Spearman": cell(*CORRELATION, "Spearman"),
     "rates correlation": cell(*WITHIN_SEEDS, "Pearson"),
     "rates interval": cell(*WITHIN_SEEDS, "95% interval"),
     "rates": rates,
-    "seeds": _lab("significance", columns=["model", "n", "mean", "SD", "least", "greatest"]),
+    "seeds": _lab("significance", columns="model | n | mean | SD | least | greatest"),
     "differences": _lab("significance", "Unpaired", PAIRS),
     "tuned differences": _lab("significance-tuned/significance", "Unpaired", PAIRS),
-    "heads study": _lab(
-        "study-heads",
-        columns=[
-            "model",
-            "train",
-            "valid",
-            "test",
-            "p",
-            "parameters",
-            "Press rank",
-            "rank, 0.0001",
-        ],
-    ),
+    "heads study": _lab("study-heads", columns=HEADS),
     "components": _lab("study-components", columns=STUDY),
     "latent dropout": _lab("study-latent-dropout", columns=STUDY),
-    "word similarity": _lab("words", columns=["set", "softmax", "plif", "mos", "trees"]),
+    "word similarity": _lab("words", columns="set | softmax | plif | mos | trees"),
     "profit of cents": _lab("predictions", "2. "),
     "interest rates": _lab("predictions", "4. "),
 }
@@ -483,6 +467,9 @@ def _labels(title: str, row: str) -> Figure:
     return cell("classification.md", title, row, "precision@1")
 
 
+QUALITY = "head | valid | test | seeds | head step | parameters | rows scored"
+TIMES = " | ".join(f"time {n},000" for n in (1, 2, 4, 8, 16, 30))
+CURVES = f"head | {TIMES} | end | step | memory"
 SCREEN = "chosen: R = 288, int4, n = 256"
 README: dict[str, Figure] = {
     "summary": summary,
@@ -518,22 +505,14 @@ README: dict[str, Figure] = {
 }
 DOCS: dict[str, Figure] = {
     "oneDNN": one_dnn,
-    "quality": whole(
-        "trees-study.md",
-        "Results",
-        ["head", "valid", "test", "seeds", "head step", "parameters", "rows scored"],
-    ),
-    "large vocabulary": whole(
-        "large-vocabulary.md",
-        "by training time",
-        ["head", *(f"time {n},000" for n in (1, 2, 4, 8, 16, 30)), "end", "step", "memory"],
-    ),
+    "quality": whole("trees-study.md", "Results", QUALITY),
+    "large vocabulary": whole("large-vocabulary.md", "by training time", CURVES),
     "dense embedding": study_times("sampled-in-batch-dense"),
     "adaptive step": study_times("adaptive"),
     "decoding": decoding_costs,
     "screened": all_of("screened.md"),
     "ensemble changes": whole("randomized.md", "Change of"),
-    "ensembles": whole("randomized.md", "Results", ["head", "valid", "test", "parameters", "rank"]),
+    "ensembles": whole("randomized.md", "Results", "head | valid | test | parameters | rank"),
     "gpu": gpu_steps,
     "gpu screened": whole("gpu.md", "The best word"),
     "heads": heads,
