@@ -132,7 +132,9 @@ class Records:
     def times(self) -> dict[str, Any]:
         """The times of steps, with ``shares`` by contender; empty before they were measured."""
         file = self.times_path
-        return json.loads(file.read_text("utf-8")) if file.is_file() else {"shares": {}}
+        return (
+            json.loads(file.read_text("utf-8")) if file.is_file() else {"shares": {}, "heads": {}}
+        )
 
 
 @dataclass(frozen=True)
@@ -309,7 +311,7 @@ class Study:
         notes = f"Records of all runs: [{self.name}.json]({self.name}.json)."
         report = replace(report, appendix=notes, made=made_on(records.all()))
         command = [f"python -m benchmarks.studies {self.name} {flags}" for flags in self.commands]
-        if self.load is not first_words and "TEXT" in command[0]:
+        if "TEXT" in command[0]:
             command.insert(0, "python -m benchmarks.large_text --save TEXT")
         return report.content(self.name, "\n".join(command))
 
@@ -336,9 +338,10 @@ class Study:
         for _ in range(given.limit) if given.limit else count():
             runs = planned_runs(self.contenders, records)
             left = [run for run in runs if run.figures is None]
-            run = next((r for r in left if r.model.name in (given.only or r.model.name)), None)
-            if run is None:
+            chosen = [run for run in left if not given.only or run.model.name in given.only]
+            if not chosen:
                 break
+            run = chosen[0]
             print(f"{run.name}: {len(left)} of {len(runs)} runs are left", flush=True)
             records.add(run, text, self.measure(run, corpus, given))
 
@@ -653,7 +656,7 @@ def report_ptb(contenders: Sequence[Contender], records: Records) -> Report:
         [
             "the same for all heads: " + ", ".join(_common(contenders)),
             "steps were timed in turns in one process and those of heads alone one after another, "
-            f"medians; {made_on([times])}",
+            f"medians; {made_on([times]) if timed else 'not yet'}",
         ],
         pictures={"time": _time_picture(timed)},
         introduction=PTB_TEXT,
