@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -21,7 +21,6 @@ class Contestant:
     parameters: int = 0
     threads: int = 1
     visits: int = 0  # nodes on the paths of the step's rows, in all trees
-    leaves: Sequence[Tensor] = ()  # whose row-sparse gradients the step computes
     idle: Callable[[], object] | None = None  # the step without its work; its time is subtracted
     calls: int = 1  # of what is timed, in a step
 
@@ -49,8 +48,6 @@ median."""
 WARM_UP_SECONDS = 1.0
 """Seconds. A turn begins with a warm-up step, unless a step takes longer than this."""
 
-EXTRA_BYTES = 2**24
-"""Memory that a tree's step may use in addition to 1.5 times its row-sparse gradients."""
 
 Build = Callable[[Size, str], Contestant]
 
@@ -78,13 +75,6 @@ def step(loss: Callable[[], Tensor], parameters: Iterable[Tensor]) -> Callable[[
     return run
 
 
-def row_sparse_bytes(leaves: Iterable[Tensor]) -> int:
-    """Bytes of the row-sparse gradients of the leaves; a shared index counts once."""
-    grads = [leaf.grad for leaf in leaves if leaf.grad is not None and leaf.grad.is_sparse]
-    parts = [part for grad in grads for part in (grad._indices(), grad._values())]
-    return sum({part.data_ptr(): part.nbytes for part in parts}.values())
-
-
 def clock(device: str, threads: int = 1) -> float:
     """Seconds: CPU time of the process for one thread on a CPU, otherwise wall time."""
     if device == "cpu" and threads == 1:
@@ -99,8 +89,7 @@ def contest(
 ) -> dict[str, dict[str, Any]]:
     """Give every step a turn in each round, in alternating order. pytest-benchmark times whole
     rounds. Returns for each name ``seconds``, one for each round, ``parameters`` and, if they
-    apply, ``visits``, ``gradient_bytes`` (of row-sparse gradients) and ``allowed_bytes`` (limit for
-    a step that makes them)."""
+    apply, ``visits``."""
     for build in builds.values():
         build(TINY, device).step()
     contestants = {name: build(size, device) for name, build in builds.items()}
@@ -138,8 +127,5 @@ def contest(
     for name, contestant in contestants.items():
         if contestant.visits:
             result[name]["visits"] = contestant.visits
-        if gradient := row_sparse_bytes(contestant.leaves):
-            result[name]["gradient_bytes"] = gradient
-            result[name]["allowed_bytes"] = 1.5 * gradient + EXTRA_BYTES
     benchmark.extra_info.update(device=device, size=str(size), contest=result)
     return result

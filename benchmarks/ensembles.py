@@ -52,7 +52,6 @@ def _contestant(head: nn.Module, hidden: Tensor, target: Tensor) -> Contestant:
     return Contestant(
         step(lambda: head(hidden, target).loss, leaves),
         parameters=sum(leaf.numel() for leaf in leaves[1:]),
-        leaves=leaves,
     )
 
 

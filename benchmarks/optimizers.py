@@ -35,7 +35,7 @@ ADAM = "hstree.optim.AdamW"
 def _loss(size: Size, device: str) -> Contestant:
     paths = draw_paths(size, 8)
     leaves = [paths.input, paths.weight, paths.bias]
-    return Contestant(step(lambda: mean_loss(paths.log_prob()), leaves), leaves=leaves)
+    return Contestant(step(lambda: mean_loss(paths.log_prob()), leaves))
 
 
 def _optimizer(size: Size, device: str, make: Callable[..., Optimizer]) -> Contestant:

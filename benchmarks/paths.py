@@ -149,7 +149,6 @@ def _hstree(
         parameters=paths.weight.numel() + paths.bias.numel(),
         threads=threads,
         visits=paths.visits,
-        leaves=leaves,
     )
 
 

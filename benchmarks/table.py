@@ -4,10 +4,9 @@
     python -m benchmarks.table run.json [--save benchmarks/results/cpu]
 
 Times are multiples of a baseline's in the same run: a CPU's milliseconds say little about another
-CPU. ``--save NAME`` writes the figures to NAME.json, the page to NAME.md, and the growth of the
-time of a row with the number of classes to NAME.png. Where NAME.json exists, contests that the run
-has not measured keep their figures; without a run, the page is made again from NAME.json. Every
-contest keeps the machine, the versions and the date of its own run.
+CPU. ``--save NAME`` writes the figures to NAME.json and the page to NAME.md. Where NAME.json
+exists, contests that the run has not measured keep their figures; without a run, the page is made
+again from NAME.json. Every contest keeps the machine, the versions and the date of its own run.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -32,18 +30,14 @@ from benchmarks.decoding import (
     SCREENED_SIZES,
     SOFTMAX,
 )
-from benchmarks.ensembles import ADAPTIVE, KERNELS, MODULE, SHARED_LEAVES, SHARED_SIZES
-from benchmarks.heads import FLAT, FORMULAS, LARGE_CHUNKS, OWN_CHUNKS, SMALL_CHUNKS
+from benchmarks.heads import FLAT, FORMULAS
 from benchmarks.optimizers import (
-    ADAM,
     LOSS,
     OPTIMIZER_SIZES,
-    TORCH_ADAM,
     TRAINING,
     TRAINING_SIZES,
 )
-from benchmarks.paths import CLASSES, PATH_SIZES
-from benchmarks.plot import plot_growth
+from benchmarks.paths import PATH_SIZES
 from hstree.heads import head_names
 from hstree.lm.report import Table, markdown, table
 
@@ -84,9 +78,7 @@ Binary Huffman trees, T = 1 over all features, T = 8 over half of them each. Pea
 includes the gradients, row-sparse for trees. `torch tree` is the same trees in torch's own
 operators: the paths of the batch packed in one list, with sparse `F.embedding` gradients.
 `bags` is the same without copying any vector, as weighted `F.embedding_bag`s, the fastest that
-we could find.
-
-![Time of a row against the number of classes]({picture})"""
+we could find."""
 
 DECODING = """\
 A trained head computes the log-probabilities of all classes, the ten most probable, the most
@@ -98,13 +90,14 @@ probable opens."""
 OPTIMIZERS = """\
 Steps with the row-sparse gradients of `path, T = 8`, as multiples of its forward and backward."""
 
-TARGETS_TEXT = """\
-A wide `TreeEnsemble` is T = 4 Huffman trees over all features with a root of C = 256 children,
-groups of G = 32 leaves and vectors of their own at (N, D, V) = (1400, 400, 33278). A binary one is
-T = 8 over half of the features. A node visit is one node on the path of one word: its score,
-gradients and update, in skip-gram over the same text. *Trainer*: a step of a whole language model,
-700 words, V = 10,000. Of several contestants the fastest of each round counts. The allowed memory
-of a step is 1.5 of its row-sparse gradient + 16 MiB."""
+OTHERS = """\
+Each contest's contestants, as multiples of the first one's time. A node visit is one node on the
+path of one word: its score, gradients and update; against gensim and fastText in skip-gram over the
+same text. *Wide*: a `TreeEnsemble` of T = 4 Huffman trees over all features with a root of C = 256
+children, groups of G = 32 leaves and vectors of their own; *binary*: T = 8 over half of the
+features. *Growth*: the same trees by the number of classes. *Trainer*: a step of a whole language
+model, 700 words. Errors are those of gradients, relative to the largest true one. `mos` has K = 15
+components."""
 
 METHOD = """\
 ## How it was measured
@@ -121,125 +114,23 @@ unless it takes longer than 1 s; its figure is their median. Times are CPU time 
 with one thread, or wall time where threads are compared. Ratios are taken within a round, and
 the tables show their medians. The `.json` file next to this page holds the seconds of every
 round, the parameters, the bytes that a step adds at its peak, as `benchmarks/memory.py` counts
-them, the bytes of row-sparse gradients, and the nodes that the paths of a step visit."""
-
-GROUPS = {
-    "fastest flat loss": (FLAT, OWN_CHUNKS, SMALL_CHUNKS, LARGE_CHUNKS),
-    "fastest torch tree, T = 1": ("torch tree, T = 1", "torch tree, bags, T = 1"),
-    "fastest torch tree, T = 8": ("torch tree, T = 8", "torch tree, bags, T = 8"),
-}
-"""Contestants of which the fastest counts, by their common name."""
-FIGURES = {
-    "peak_bytes": "extra memory of ",
-    "visit_seconds": "node visit of ",
-    "error": "error of ",
-}
+them, and the nodes that the paths of a step visit."""
 
 
-def ratio(
-    contestants: Contest, of: str, to: str, figure: str = "seconds", to_figure: str | None = None
-) -> float | None:
-    """Median over the rounds of the ratio within a round; of other figures the ratio. None without
-    figures."""
-    above, below = _figures(contestants, of, figure), _figures(contestants, to, to_figure or figure)
-    if not above or not below:
-        return None
-    return median(a / b for a, b in zip(above, below, strict=True))
+def ratio(contestants: Contest, of: str, to: str, figure: str = "seconds") -> float | None:
+    """Median over the rounds of the ratio within a round; of other figures the ratio. ``visit``:
+    seconds of a node visit. None without figures."""
+    above, below = (_figures(contestants.get(name, {}), figure) for name in (of, to))
+    return median(a / b for a, b in zip(above, below, strict=True)) if above and below else None
 
 
-def _figures(contestants: Contest, name: str, figure: str) -> list[float]:
-    """One for each round, or one; the least of a group, as far as its contestants are there."""
-    found = []
-    for one in GROUPS.get(name, (name,)):
-        contestant = contestants.get(one, {})
-        if figure == "visit_seconds" and contestant:
-            found.append([s / contestant["visits"] for s in contestant["seconds"]])
-        elif contestant.get(figure):
-            value = contestant[figure]
-            found.append(value if isinstance(value, list) else [value])
-    return [min(values) for values in zip(*found, strict=True)]
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A target: a figure of a contestant or group over that of another in the same contest, which
-    should be at most or at least some value, or is only shown."""
-
-    title: str
-    contest: str
-    of: str
-    to: str
-    figure: str = "seconds"
-    to_figure: str | None = None  # figure
-    at_most: float | None = None
-    at_least: float | None = None
-
-    @property
-    def limit(self) -> str:
-        if self.at_most is not None:
-            return f"at most {self.at_most:g}"
-        return f"at least {self.at_least:g}" if self.at_least is not None else ""
-
-    def reached(self, contests: Mapping[str, Any]) -> float | None:
-        contestants = contests.get(self.contest, {}).get("contestants", {})
-        return ratio(contestants, self.of, self.to, self.figure, self.to_figure)
-
-
-def _ratio(contest: str, of: str, to: str, figure: str = "seconds", **limit: Any) -> Ratio:
-    title = f"{contest}: {FIGURES.get(figure, '')}{of} / {to}"
-    return Ratio(title, contest, of, to, figure, **limit)
-
-
-def _memory(contest: str, name: str) -> Ratio:
-    title = f"{contest}: extra memory of {name} / allowed"
-    return Ratio(title, contest, name, name, "peak_bytes", "allowed_bytes", at_most=1)
-
-
-def _targets() -> Iterator[Ratio]:
-    yield _ratio("plif", "hstree.ops.plif", "log_softmax", at_most=3)
-    yield _ratio("plif", "gather", "hstree.ops.plif", at_least=4)
-    yield _ratio("heads", "plif", "softmax", at_most=1.15)
-    yield _ratio("heads", "plif", FLAT, at_most=1.15)
-    yield _ratio("heads", "sigsoftmax", "softmax", at_most=1.05)
-    yield _ratio("heads", "gss", "softmax", at_most=1.05)
-    yield _ratio("heads", "softmax", SMALL_CHUNKS)
-    yield _ratio("mos", "mos", "all log-probabilities", at_most=0.8)
-    yield _ratio("mos", "mos", "all log-probabilities", "peak_bytes", at_most=0.125)
-    yield _ratio("mos", "mos", "3 K products")
-    for t, flat in ((8, (40, 120, 700)), (1, (200, 600, 4000))):
-        ours, bits = f"hstree, T = {t}", {"at_least": 4} if t == 8 else {}
-        for size, least in zip(PATH_SIZES, flat, strict=True):
-            contest = f"path, V = {size.classes}"
-            yield _ratio(contest, "fastest flat loss", ours, at_least=least)
-            yield _ratio(contest, f"fastest torch tree, T = {t}", ours, **bits)
-            yield _memory(contest, ours)
-        yield _ratio("threads", f"T = {t}, threads = 1", f"T = {t}, threads = 2", at_least=1.7)
-        for figure in ("visits", "seconds"):
-            contest, few, many = f"growth, T = {t}", f"V = {CLASSES[0]}", f"V = {CLASSES[-1]}"
-            title = f"{contest}: {figure} of a row, {many} / {few}"
-            yield Ratio(title, contest, many, few, figure)
-        yield _ratio("precision", f"T = {t}, bfloat16", f"T = {t}, float32", at_most=1)
-    ours, theirs = "T = 8, bfloat16", "torch tree, T = 8, bfloat16"
-    yield _ratio("precision", ours, theirs, "error", at_most=1)
-    for library in ("gensim", "fasttext"):
-        for features in (400, 100):
-            contest = f"{library}, D = {features}"
-            yield _ratio(contest, library, "hstree", "visit_seconds", at_least=1)
-    yield _ratio("wide", "fastest flat loss", MODULE, at_least=12)
-    yield _ratio("wide", ADAPTIVE, MODULE, at_least=1)
-    yield _memory("wide", MODULE)
-    yield _ratio("wide parts", "leaf groups", "root", at_most=1)
-    yield _ratio("wide parts", MODULE, KERNELS, at_most=1.3)
-    yield _ratio("binary parts", MODULE, KERNELS, at_most=1.3)
-    for classes, most in zip(SHARED_SIZES, (0.25, 0.06), strict=True):
-        for name in SHARED_LEAVES:
-            yield _ratio(f"shared leaves, V = {classes}", name, FLAT, at_most=most)
-    for size in OPTIMIZER_SIZES:
-        yield _ratio(f"optimizers, V = {size.classes}", TORCH_ADAM, ADAM, at_least=2)
-    yield _ratio("trainer", "hstree train", "a bare loop", at_most=1.05)
-
-
-TARGETS = list(_targets())
+def _figures(contestant: Mapping[str, Any], figure: str) -> list[float]:
+    """One for each round, or one."""
+    if figure == "visit":
+        visits = contestant.get("visits")
+        return [s / visits for s in contestant.get("seconds", ())] if visits else []
+    value = contestant.get(figure)
+    return value if isinstance(value, list) else [value] if value else []
 
 
 def summary(run: Mapping[str, Any]) -> Record:
@@ -295,9 +186,9 @@ def _mebibytes(value: float | None) -> str:
 
 def _time(contest: Mapping[str, Any], unit: str, name: str) -> str:
     """A contestant's time as a multiple of the unit's, and its milliseconds."""
-    if name not in contest["contestants"]:
+    if not (seconds := contest["contestants"].get(name, {}).get("seconds")):
         return "not measured"
-    milliseconds = 1000 * median(contest["contestants"][name]["seconds"])
+    milliseconds = 1000 * median(seconds)
     shown = f"{milliseconds:.2g}" if milliseconds < 10 else f"{milliseconds:,.0f}"
     return f"{number(ratio(contest['contestants'], name, unit))} ({shown} ms)"
 
@@ -377,35 +268,53 @@ def heads(record: Record) -> Shown:
     return tables, notes
 
 
-def targets(record: Record) -> Shown:
-    """For each device the targets that have a figure, with it."""
+def others(record: Record) -> Shown:
+    """The contests that no other table has."""
     tables, notes = [], []
+    shown = ("training steps", "path, V", "decoding", "screened", "optimizers", *HEAD_TABLES)
     for device, contests in record.items():
-        rows = [(target, target.reached(contests)) for target in TARGETS]
-        rows = [row for row in rows if row[1] is not None]
+        rest = {name: one for name, one in contests.items() if not name.startswith(shown)}
+        rows = [(name, one, of) for name, one in rest.items() for of in one["contestants"]]
+
+        def figure(what: str, row: Any) -> float | None:
+            return ratio(row[1]["contestants"], row[2], next(iter(row[1]["contestants"])), what)
+
+        columns: list[Any] = [
+            ("", lambda row: f"{row[0]}: {row[2]}"),
+            ("time", lambda row: _time(row[1], next(iter(row[1]["contestants"])), row[2]), str),
+            ("a node visit", partial(figure, "visit"), _maybe),
+            ("extra memory", lambda row: row[1]["contestants"][row[2]].get("peak_bytes"), _memory),
+            ("error", lambda row: row[1]["contestants"][row[2]].get("error"), _error),
+        ]
         if rows:
-            columns: list[Any] = [
-                ("", lambda row: row[0].title),
-                ("target", lambda row: row[0].limit),
-                ("measured", lambda row: row[1], number),
-            ]
             tables.append(table(_device(device), rows, columns))
-            notes.append(sources(contests[target.contest] for target, _ in rows))
-        if "mos" in {target.contest for target, _ in rows}:
-            notes.append(f"`mos` with {contests['mos']['size']}, K = 15.")
+            sizes = (f"{name}: {one['size']}" for name, one in rest.items())
+            notes.append(f"{'; '.join(sizes)}. {sources(rest.values())}")
     return tables, notes
 
 
-def page(record: Record, picture: str) -> str:
+def _maybe(value: float | None) -> str:
+    return "" if value is None else number(value)
+
+
+def _memory(value: float | None) -> str:
+    return "" if value is None else _mebibytes(value)
+
+
+def _error(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"
+
+
+def page(record: Record) -> str:
     """The results in Markdown, of what was measured."""
     parts = [INTRODUCTION]
     for title, text, shown in (
         ("A training step by number of classes", TRAINING_TEXT, training(record)),
         ("A loss of every head, with its gradients", HEADS, heads(record)),
-        ("The tree operators", PATHS.format(picture=picture), paths(record)),
+        ("The tree operators", PATHS, paths(record)),
         ("Decoding", DECODING, decoding(record)),
         ("Optimizers", OPTIMIZERS, optimizers(record)),
-        ("Targets", TARGETS_TEXT, targets(record)),
+        ("Other contests", OTHERS, others(record)),
     ):
         if shown[0]:
             parts += [f"## {title}", text, markdown(*shown).strip()]
@@ -427,10 +336,8 @@ def main() -> None:
         if figures.exists():
             record = merged(json.loads(figures.read_text()), record)
         figures.write_text(lines(record))
-        picture = arguments.save.with_suffix(".png")
-        plot_growth(record.get("cpu", {}), picture)
-        arguments.save.with_suffix(".md").write_text(page(record, picture.name))
-    print(page(record, "growth.png"))
+        arguments.save.with_suffix(".md").write_text(page(record))
+    print(page(record))
 
 
 if __name__ == "__main__":

@@ -11,29 +11,25 @@ import torch
 
 from benchmarks.decoding import BEST_WORD
 from benchmarks.heads import FLAT
-from benchmarks.plot import plot_growth
 from benchmarks.registry import CONTESTS
 from benchmarks.table import (
-    GROUPS,
     HEAD_TABLES,
-    TARGETS,
-    Ratio,
     decoding,
     heads,
     lines,
     merged,
+    others,
     page,
     paths,
     ratio,
     summary,
-    targets,
     training,
 )
 
 
 def run(device: str = "cpu") -> dict[str, Any]:
     """One of pytest-benchmark, in which every step takes 2 s and 3 MiB but the flat one half; steps
-    have 4 visits, gradients that allow 6 MiB, and an error of a hundredth."""
+    have 4 visits, and an error of a hundredth."""
     entries = []
     for name, builds in CONTESTS.items():
         contest = {
@@ -41,7 +37,6 @@ def run(device: str = "cpu") -> dict[str, Any]:
                 "seconds": [2.0, 2.0],
                 "parameters": 10**6,
                 "peak_bytes": 3 * 2**20,
-                "allowed_bytes": 6 * 2**20,
                 "visits": 4,
                 "error": 0.01,
             }
@@ -61,23 +56,14 @@ def run(device: str = "cpu") -> dict[str, Any]:
 
 
 def test_ratio_is_the_median_over_rounds_of_the_ratio_within_a_round() -> None:
-    contest = {"a": {"seconds": [1.0, 30.0, 3.0]}, "b": {"seconds": [1.0, 10.0, 1.5]}}
+    contest = {
+        "a": {"seconds": [1.0, 30.0, 3.0], "visits": 2},
+        "b": {"seconds": [1.0, 10.0, 1.5], "visits": 1},
+    }
     assert ratio(contest, "a", "b") == 2.0
+    assert ratio(contest, "a", "b", "visit") == 1.0
     assert ratio(contest, "a", "c") is None
     assert ratio(contest, "a", "b", "peak_bytes") is None
-
-
-def test_fastest_of_a_group_counts_in_each_round() -> None:
-    group = "fastest torch tree, T = 8"
-    a, b = GROUPS[group]
-    contest = {
-        a: {"seconds": [6.0, 2.0], "visits": 2},
-        b: {"seconds": [4.0, 8.0], "visits": 1},
-        "c": {"seconds": [1.0, 1.0], "visits": 4},
-    }
-    assert ratio(contest, group, "c") == 3.0
-    assert ratio(contest, group, "c", "visit_seconds") == (3 / 0.25 + 1 / 0.25) / 2
-    assert ratio(contest, "fastest flat loss", "c") is None
 
 
 def test_table_of_heads() -> None:
@@ -115,34 +101,31 @@ def test_table_of_decoding(device: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert {"cpu": "a CPU", "cuda": "a GPU"}[device] in note
 
 
-def test_targets() -> None:
-    (shown,), _ = targets(summary(run()))
-    assert [row[:2] for row in shown.rows] == [
-        (target.title, target.limit) for target in TARGETS if _names(target.to) & _there(target)
-    ]
-    reached = {row[0]: row[2] for row in shown.rows}
-    assert reached["precision: error of T = 8, bfloat16 / torch tree, T = 8, bfloat16"] == "0.25"
-    assert reached["wide: extra memory of TreeEnsemble / allowed"] == "0.50"
-    assert reached["wide: fastest flat loss / TreeEnsemble"] == "0.50"
+def test_other_contests() -> None:
+    (shown,), _ = others(summary(run()))
+    rows = {row[0]: row[1:] for row in shown.rows}
+    same = "1.00 (2,000 ms)"
+    assert rows["growth, T = 1: V = 3000"] == (same, "1.00", "3 MiB", "0.01")
+    assert rows[f"wide: {FLAT}"][:3] == ("0.50 (1,000 ms)", "0.50", "2 MiB")
+    error = ("not measured", "", "", "0.04")
+    assert rows["precision: torch tree, T = 8, bfloat16"] == error
+    assert not any(name.startswith(("heads", "decoding", "path, V")) for name in rows)
 
 
-def _names(side: str) -> set[str]:
-    return set(GROUPS.get(side, (side,)))
-
-
-def _there(target: Ratio) -> set[str]:
-    made_by_errors = {"torch tree, T = 8, bfloat16"}
-    return set(CONTESTS[target.contest]) | made_by_errors
-
-
-def test_page_leaves_out_what_was_not_measured() -> None:
-    results = summary(run())
-    whole = page(results, "x.png")
-    assert whole.count("\n## ") == 7
-    assert "![Time of a row against the number of classes](x.png)" in whole
+def test_every_contest_is_on_the_page() -> None:
+    record = summary(run())
+    text = page(record)
+    assert text.count("\n## ") == 7
+    for name, contest in record["cpu"].items():
+        for contestant in contest["contestants"]:
+            assert (
+                f"| {contestant} |" in text
+                or f"{name}: {contestant} |" in text
+                or (f"| `{contestant}` |" in text)
+            ), (name, contestant)
     for name in HEAD_TABLES:
-        del results["cpu"][name]
-    assert "## A loss of every head" not in page(results, "x.png")
+        del record["cpu"][name]
+    assert "## A loss of every head" not in page(record)
 
 
 def test_merged_results_keep_their_sources() -> None:
@@ -165,18 +148,4 @@ def test_committed_page_is_made_from_the_committed_figures() -> None:
     text = (results / "cpu.json").read_text()
     figures = json.loads(text)
     assert text == lines(figures)
-    assert (results / "cpu.md").read_text() == page(figures, "cpu.png")
-
-
-def test_plot_needs_its_contests(tmp_path: Path) -> None:
-    contests = summary(run())["cpu"]
-    plot_growth(contests, tmp_path / "growth.png")
-    assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="expected a run with growth, T = 1"):
-        plot_growth({}, tmp_path / "none.png")
-
-
-def test_every_target_compares_what_there_is() -> None:
-    for target in TARGETS:
-        for side in (target.of, target.to):
-            assert _names(side) & _there(target) or "linear_cross_entropy" in side, target
+    assert (results / "cpu.md").read_text() == page(figures)
