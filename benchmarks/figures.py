@@ -526,8 +526,8 @@ DOCS: dict[str, Figure] = {
     "shapes": whole("trees-study.md", "of trees with shared leaves"),
     "tied shapes": whole("trees-study.md", "of tied trees"),
     "tree rates": tree_rates,
-    "half of the features": lambda _: named("feature-blocks.md").rows[2][-1].partition(" /")[0],
-    "a quarter": lambda _: named("feature-blocks.md").rows[0][-1].partition(" /")[0],
+    "half of the features": lambda _: named("subset-sizes.md").rows[1][-1].partition(" /")[0],
+    "a quarter": lambda _: named("subset-sizes.md").rows[0][-1].partition(" /")[0],
 }
 FIGURES = README | DOCS | LABORATORY
 

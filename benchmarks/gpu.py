@@ -125,7 +125,7 @@ class Contestant:
 
 def _paths_of(recipe: str, part: int, sparse: bool = True) -> Contestant:
     kind = "Huffman" if recipe == "huffman" else "balanced"
-    title = f"{kind} trees, S = D/{part}, single features" + ", dense gradients" * (not sparse)
+    title = f"{kind} trees, S = D/{part}" + ", dense gradients" * (not sparse)
     return Contestant(title, "paths", {"recipe": recipe, "part": part, "sparse": sparse})
 
 

@@ -41,7 +41,6 @@ FORMULAS = {
     "moc": "softmax(W sum_k pi_k z_k + b), z_k = tanh(U_k h), K = 15",
     "mos": "sum_k pi_k softmax(W z_k + b), K = 15",
     "mos-plif": "sum_k pi_k softmax(f(W z_k + b)), K = 15",
-    "doc": "sum_k pi_k softmax(W z_k + b), z_k from two layers, K = 5 + 15",
     "mixtape": "softmax(sum_k pi_yk w_y . z_k + b_y), K = 4",
     "forest": "sum_t pi_t softmax(l + r_t[c_t]), r_t = A_t h + a_t, 4 trees of 256 clusters",
     "adaptive": "P(y) among 2000 classes and a cluster, or P(cluster) P(y in it)",
@@ -99,14 +98,6 @@ def _zipf(size: Size) -> dict[str, Any]:
 
 def _mixture(size: Size) -> dict[str, Any]:
     return {"components": COMPONENTS, "latent_features": size.latent}
-
-
-def _two_layers(size: Size) -> dict[str, Any]:
-    return {
-        "in_features": 2 * size.features,
-        "layer_sizes": [size.features, size.features],
-        "latent_features": size.latent,
-    }
 
 
 def _trees(size: Size, device: str) -> Contestant:
@@ -217,7 +208,6 @@ HEAD_CONTESTS: dict[str, dict[str, Build]] = {
         FLAT: _flat(flat_loss),
         "mos": _head("mos", _mixture),
         "mos-plif": _head("mos-plif", _mixture),
-        "doc": _head("doc", _two_layers),
     },
     "mos": {
         "3 K products": _products,

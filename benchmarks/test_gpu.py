@@ -116,7 +116,7 @@ def test_a_folder_keeps_what_was_measured(
         "benchmarks/tiny/eager",
     ]
     page = (tmp_path / "report.md").read_text()
-    assert "| balanced trees, S = D/4, single features | backward |" in page
+    assert "| balanced trees, S = D/4 | backward |" in page
 
     monkeypatch.setattr(gpu, "of_process", None)  # nothing is measured again
     assert gpu.main(call) == 0
