@@ -65,11 +65,9 @@ def flat(head: Any, state: State, hidden: Array) -> Array:
 
 def latents(head: Any, state: State, hidden: Array) -> tuple[Array, Array]:
     """z [N, K, E] and log pi [N, K] of a mixture."""
-    parts = np.split(hidden, np.cumsum([size for size, _ in head.layers])[:-1], axis=1)
-    read = [part for part, (_, experts) in zip(parts, head.layers, strict=True) if experts]
-    z = [linear(state, f"latent.{i}", part) for i, part in enumerate(read)]
-    z = np.tanh(np.concatenate(z, 1)).reshape(len(hidden), head.n_components, head.latent_features)
-    return z, log_softmax(linear(state, "prior", parts[-1]))
+    z = np.tanh(linear(state, "latent", hidden))
+    z = z.reshape(len(hidden), head.n_components, head.latent_features)
+    return z, log_softmax(linear(state, "prior", hidden))
 
 
 def mixture_of_softmaxes(head: Any, state: State, hidden: Array) -> Array:
