@@ -42,7 +42,7 @@ nitpick_ignore_regex = [
     ("py:(class|exc)", r"hstree\.lab\.\w+\.\w+|StudyError|StudyInterrupted"),
     (
         "py:class",
-        r"hstree\.heads\.trees\.nodes\.Block|Function|Context|hstree\.lm\.training\.(distributed\._Value|trainer\.Step)",
+        r"hstree\.heads\.trees\.nodes\.Block|Function|Context|hstree\.lm\.train\.(_Value|Step)",
     ),
 ]
 

@@ -14,8 +14,10 @@ from sphinx.environment import BuildEnvironment
 
 
 def package_of(cls: type) -> str:
-    """The package that exports a class of hstree: hstree.heads for hstree.heads.base.Head."""
-    return ".".join(cls.__module__.split(".")[:2])
+    """The package that exports a class of hstree: hstree.heads for hstree.heads.base.Head. The
+    modules of hstree.lm export their own."""
+    parts = cls.__module__.split(".")
+    return ".".join(parts[: 3 if parts[1] == "lm" else 2])
 
 
 def is_public(cls: type) -> bool:

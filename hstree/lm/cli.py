@@ -158,7 +158,6 @@ def number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], floa
 
 
 positive = number("a positive number", lambda value: value > 0)
-not_negative = number("a number of at least 0", lambda value: value >= 0)
 share = number("a number above 0 and at most 1", lambda value: 0 < value <= 1)
 temperature = number("a number from 1e-6 to 1e6", lambda value: 1e-6 <= value <= 1e6)
 

@@ -562,7 +562,7 @@ def finetuning(origin: str | os.PathLike[str], /, **changes: Any) -> TrainConfig
 
     Args:
         origin: folder of the run.
-        **changes: fields of :class:`TrainConfig` that replace those of the run.
+        **changes: fields of :class:`hstree.lm.config.TrainConfig` that replace those of the run.
 
     Raises:
         CheckpointError: the settings of the folder cannot be read.

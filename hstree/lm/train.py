@@ -799,7 +799,7 @@ class _Objective(nn.Module):
 
 
 class Trainer:
-    """Trains a model on a corpus: :meth:`run` is the loop, over epochs and their :meth:`steps`.
+    """Trains a model on a corpus: ``run`` is the loop, over epochs and their ``steps``.
 
     Args:
         model: the model, on the training device.
