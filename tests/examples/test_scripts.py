@@ -26,7 +26,7 @@ SMALL = {
 def check(name: str, printed: str) -> None:
     """Asserts that an example printed its results."""
     if name == "custom_tree":
-        assert printed.startswith("12 classes under 7 inner nodes")
+        assert printed.startswith("classes 12, inner nodes 7 (3 wide)")
         animals, plants = map(float, re.findall(r"mean P\(animal\) .*: ([\d.]+)", printed))
         assert animals > 0.9 > 0.1 > plants
     elif name == "replace_a_softmax":
