@@ -432,7 +432,7 @@ def run_study(
             interruption.
 
     Raises:
-        StudyError: see :func:`study_runs`; a run cannot be made with its settings; or another
+        StudyError: see ``study_runs``; a run cannot be made with its settings; or another
             process runs a study in the folder.
         OSError: a file cannot be written, such as on a full disk.
         StudyInterrupted: on Ctrl-C or SIGTERM.

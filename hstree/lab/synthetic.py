@@ -84,7 +84,7 @@ def known_heads() -> list[str]:
 
 def choose_head(text: str) -> HeadChoice:
     """Parse a head from ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``, with values as JSON or plain
-    text. ``NAME`` is one of :func:`known_heads`; options are added to its options in this
+    text. ``NAME`` is one of ``known_heads()``; options are added to its options in this
     experiment, or replace them.
 
     Example:
