@@ -626,6 +626,12 @@ RESUMABLE = names_where(TrainConfig, resumable=True)
 UNGROUPED = names_where(TrainConfig, grouped=False)
 """The settings in which two runs of the same model may differ."""
 
+TRAINING_NOISE = names_where(TrainConfig, noise=True)
+"""The settings of the backbone that act in training only."""
+
+NOT_INHERITED = names_where(TrainConfig, inherited=False)
+"""Settings of one run, not of the model."""
+
 READ_BY = {
     field.name: field.metadata["heads"]
     for field in dataclasses.fields(TrainConfig)
@@ -884,12 +890,3 @@ def _known(name: str) -> str:
     if name not in PRESETS:
         raise ConfigError(f"--preset: expected one of {', '.join(PRESETS)}, got {name!r}")
     return name
-
-
-# Fine-tuning
-
-TRAINING_NOISE = names_where(TrainConfig, noise=True)
-"""The settings of the backbone that act in training only."""
-
-NOT_INHERITED = names_where(TrainConfig, inherited=False)
-"""Settings of one run, not of the model."""
