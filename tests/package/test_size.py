@@ -15,7 +15,7 @@ import torch
 import hstree
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "hstree"
+PACKAGE = Path(hstree.__file__).parent  # installed, or of the checkout
 
 SUFFIXES = {".py", ".pyi", ".cpp", ".cu", ".cuh", ".h", ".md"}
 LINES = {
