@@ -36,6 +36,7 @@ from torch import Tensor, nn
 import hstree
 from benchmarks.memory import peak_extra_bytes
 from benchmarks.smollm2 import read_tokenizer
+from benchmarks.trainer import endless_steps
 from hstree._files import write_atomic, write_together
 from hstree.heads import (
     AdaptiveSoftmax,
@@ -381,13 +382,6 @@ def _turn(steps: Iterator[Any]) -> float:
     for _ in range(STEPS_OF_A_TURN):
         next(steps)
     return time.process_time() - begin
-
-
-def endless_steps(trainer: Trainer) -> Iterator[Any]:
-    """Make steps, epoch after epoch, without validation."""
-    while True:
-        yield from trainer.steps()
-        trainer.note_validation(0.0)
 
 
 def rows_scored(head: Head, frequencies: npt.NDArray[Any], rows: int = 1) -> float:

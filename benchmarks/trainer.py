@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.utils import clip_grad_norm_
 
 from benchmarks.contest import Build, Contestant, Size
-from benchmarks.studies import endless_steps
 from hstree.lm.config import TrainConfig
 from hstree.lm.data import Corpus, Vocabulary
 from hstree.lm.model import LanguageModel, detach
@@ -18,6 +18,13 @@ from hstree.optim import AdamW
 
 TRAINER_SIZE = Size(700, 200, 10_000, 200)
 COLUMNS = 20
+
+
+def endless_steps(trainer: Trainer) -> Iterator[Any]:
+    """Make steps, epoch after epoch, without validation."""
+    while True:
+        yield from trainer.steps()
+        trainer.note_validation(0.0)
 
 
 def _corpus(classes: int) -> Corpus:
