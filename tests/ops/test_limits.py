@@ -53,7 +53,7 @@ def test_exhausted_memory_is_an_error(threads: str) -> None:
         "scale_",
     }
     assert operators - inner <= failures.keys()
-    assert sum(int(count) > 0 for count in failures.values()) > 10
+    assert sum(int(count) > 0 for count in failures.values()) > 8
 
 
 @pytest.mark.slow

@@ -29,6 +29,11 @@ BLOCK = re.compile(
     r"```\w+\n(?P<text>.*?)^```$",
     re.M | re.S,
 )
+# In a process of its own: loading it registers the operator.
+BUILD = """
+from torch.utils.cpp_extension import load
+load("squared_norm", [{source!r}], **{options!r})
+"""
 LOAD = """
 import sys, torch, pytest
 for library in {libraries}:
@@ -128,22 +133,19 @@ def test_add_a_measurement(copy: Path) -> None:
 
 
 def test_add_an_op(copy: Path) -> None:
-    from torch.utils.cpp_extension import load
-
     touched = follow("Add an op", copy)
     assert len(touched) <= 12
     sources = ("ops/squared_norm.cpp", "cpu/squared_norm.cpp")
     built = copy / "built"
     built.mkdir()
     (built / "all.cpp").write_text("".join(f'#include "{source}"\n' for source in sources))
-    load(
-        "squared_norm",
-        [str(built / "all.cpp")],
-        extra_include_paths=[str(copy / "csrc")],
-        extra_cflags=["-DTORCH_TARGET_VERSION=0x020b000000000000"],
-        build_directory=str(built),
-        is_python_module=False,
-    )
+    options = {
+        "extra_include_paths": [str(copy / "csrc")],
+        "extra_cflags": ["-DTORCH_TARGET_VERSION=0x020b000000000000"],
+        "build_directory": str(built),
+        "is_python_module": False,
+    }
+    run(copy, "-c", BUILD.format(source=str(built / "all.cpp"), options=options))
     library = str(built / "squared_norm.so")
     check(copy, touched, (library,))
     run_tests(copy, "tests/ops/test_squared_norm.py", libraries=(library,))
