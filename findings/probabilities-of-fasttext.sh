@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # fastText adds 1e-5 to each probability before its logarithm. Guess: the probabilities of a softmax
-# sum to 1. With V classes they sum to 1 + V / 100,000: to 1.002 for 200, to 2 for 100,000. And
-# predict(k=all, threshold=0.0) of a hierarchical softmax leaves out the classes whose sum of
-# logarithms is below that of 1e-5.
+# sum to 1, and a threshold of 0 lists all classes. With V classes they sum to 1 + V / 100,000; and
+# predict(k=all, threshold=0.0) of a hierarchical softmax leaves out rare classes.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

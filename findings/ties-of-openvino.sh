@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
 # The order of equal values in OpenVINO's TopK. Guess: the lower index first, as ONNX says, whatever
-# k is. For k = 5 it is so; for k = 50 equal values come in no order of their indices, and of 100
-# values, of which 34 are equal and largest and the others equal too, the rest is not filled from
-# the lowest.
+# k is. For k = 5 it is so; for k = 50 equal values come in no order of their indices.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -195,9 +195,9 @@ __device__ __forceinline__ ExpSum<S> exp_sum(const F& function, const Row& row) 
 // logits x [R, V], to which bias [V] is added unless it is null, log_prob, log_normalizer [R] of one type S, float32 or float64; target [R] int64;
 //   contiguous. F: the function f, increasing.
 // Target -1: log_prob and log_normalizer are 0; other targets outside [0, V): NaN. R = 0: not launched.
-// f(x) - f(max x), its exp and the compensated sum of a thread are in S, the rest in float64. log_prob is (f(x) - f(max
-//   x)) - log sum, accurate to rounding for large logits too. A logit of -inf has probability 0. All logits
-//   -inf, a NaN, +inf or an overflow of f give NaN.
+// f(x) - f(max x), its exp and the compensated sum of a thread are in S, the rest in float64. log_prob is
+//   (f(x) - f(max x)) - log sum, accurate to rounding for large logits too. A logit of -inf has probability
+//   0. All logits -inf, a NaN, +inf or an overflow of f give NaN.
 // Work O(R V): f and exp once for each logit. Bytes: logits once from memory; MemoryRow reads them once more
 //   from cache. Keeps log_normalizer for backward. No atomics; the order of every sum is fixed by V:
 //   deterministic.

@@ -61,9 +61,6 @@ LARGEST_FACTOR, FACTOR_TIMES_NORM = 8.0, 90.0
 ROUNDS = 8
 """So many times draws that are excluded are drawn again before all classes are scored."""
 
-QUERIES = ("log_prob", "entropy", "topk", "predict", "sample", "candidate_log_prob")
-"""Methods that take ``hidden`` [..., D]."""
-
 
 class HeadOutput(NamedTuple):
     """Result of a head, with the fields of :class:`torch.nn.AdaptiveLogSoftmaxWithLoss`.

@@ -14,7 +14,6 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 from heads.support import HEADS, SOME, D, V, draw, draw_targets, make
 from hstree.heads import Head, Mixtape, Softmax
-from hstree.heads.base import QUERIES
 
 every_head = pytest.mark.parametrize("kind", HEADS)
 
@@ -31,10 +30,6 @@ USES: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
     ),
     "forward": lambda head, hidden, target: head(hidden, target),
 }
-
-
-def test_every_query_is_used() -> None:
-    assert set(USES) == {*QUERIES, "forward"}
 
 
 def pruned(head: Head) -> Head:
