@@ -16,26 +16,19 @@ def edges(
     order: _I32, node_offset: _I64, boundary: _I32, /
 ) -> tuple[_I32, _I32, _I32, _I32, _I32, _I32, _I32]: ...
 def table_sizes(
-    order: _I32, node_offset: _I64, boundary: _I32, leaf_groups: bool, /
-) -> tuple[int, int, int, int, int, int, int, int, int, int]: ...
+    order: _I32, node_offset: _I64, boundary: _I32, groups: bool, /
+) -> tuple[int, int, int, int, int]: ...
 def write_tables(
     order: _I32,
     node_offset: _I64,
     boundary: _I32,
-    leaf_groups: bool,
+    groups: bool,
     *,
     path_begin: int = 0,
-    wide_begin: int = 0,
-    group_begin: int = 0,
-    leaf_begin: int = 0,
     leaf_position: _I32 | None = None,
     root_child: _I32 | None = None,
     path_offset: _I64 | None = None,
     path: _I32 | None = None,
-    wide_offset: _I64 | None = None,
-    wide_path: _I32 | None = None,
-    group_offset: _I64 | None = None,
-    group: _I32 | None = None,
     node: _I32 | None = None,
     edge: _I32 | None = None,
     leaf_edge: _I32 | None = None,
@@ -45,9 +38,8 @@ def collapse(
     order: _I32,
     node_offset: _I64,
     boundary: _I32,
-    root: int,
-    leaf: int,
-    levels: int,
+    clusters: int,
+    binary: bool,
     max_group: int,
     frequencies: _F64 | None,
     /,

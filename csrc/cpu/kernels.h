@@ -4,6 +4,7 @@
 
 #include "cpu/capability.h"
 #include "cpu/forest_kernels.h"
+#include "cpu/group_log_prob_kernels.h"
 #include "cpu/logit_kernels.h"
 #include "cpu/mixture_row_kernels.h"
 #include "cpu/path_log_prob_kernels.h"

@@ -1,5 +1,6 @@
 // Bodies of all kernels, under the rules of vector_impl.h.
 #include "cpu/forest_kernels_impl.h"
+#include "cpu/group_log_prob_kernels_impl.h"
 #include "cpu/logit_kernels_impl.h"
 #include "cpu/mixture_row_kernels_impl.h"
 #include "cpu/path_log_prob_kernels_impl.h"

@@ -57,10 +57,9 @@ int64_t part_begin(const TreeView& tree, int64_t node, int64_t parts, int64_t i)
 // the parts of divided clusters: a root and disjoint groups of two or more classes have at most 2 V + 1.
 class Writer {
  public:
-  Writer(const TreeView& tree, const Array<int32_t>& size, int64_t leaf, int64_t levels)
+  Writer(const TreeView& tree, const Array<int32_t>& size, bool binary)
       : tree_(tree),
-        leaf_(leaf),
-        levels_(levels),
+        binary_(binary),
         out_{Array<int32_t>(tree.n_classes), Array<int64_t>(std::max(tree.n_nodes, tree.n_classes) + 1),
              Array<int32_t>(std::max(tree.node_offset[tree.n_nodes], 2 * tree.n_classes + 1))},
         size_(size) {
@@ -87,12 +86,10 @@ class Writer {
 
   // The subtree of node `top`, a child of the root.
   void cluster(int64_t top) {
-    if (levels_ == 2) {
-      softmax(tree_.begin(top), tree_.end(top));
-    } else if (levels_ == 3 && tree_.end(top) - tree_.begin(top) > leaf_) {
-      softmax_over_groups(top);
-    } else {
-      copy(top);
+    if (!binary_) return softmax(tree_.begin(top), tree_.end(top));
+    for (int64_t m = top; m < top + size_[top]; ++m) {
+      for (const int32_t* b = tree_.bounds(m); b <= tree_.bounds(m) + tree_.n_children(m); ++b) bound(*b);
+      finish_node();
     }
   }
 
@@ -103,45 +100,8 @@ class Writer {
   }
 
  private:
-  bool is_group(int64_t m) const { return tree_.end(m) - tree_.begin(m) <= leaf_; }
-  // The first node in preorder after m and all nodes below it.
-  int64_t after(int64_t m) const { return m + size_[m]; }
-
-  void copy(int64_t top) {
-    for (int64_t m = top; m < after(top);) {
-      if (is_group(m)) {
-        softmax(tree_.begin(m), tree_.end(m));
-        m = after(m);
-      } else {
-        for (const int32_t* b = tree_.bounds(m); b <= tree_.bounds(m) + tree_.n_children(m); ++b) bound(*b);
-        finish_node();
-        ++m;
-      }
-    }
-  }
-
-  // One softmax over the largest groups below `top` and the classes outside them, then the groups.
-  void softmax_over_groups(int64_t top) {
-    std::vector<int64_t> groups;
-    int64_t position = tree_.begin(top);
-    for (int64_t m = top; m < after(top);) {
-      if (is_group(m)) {
-        while (position < tree_.begin(m)) bound(position++);
-        bound(position);
-        position = tree_.end(m);
-        groups.push_back(m);
-        m = after(m);
-      } else {
-        ++m;
-      }
-    }
-    while (position <= tree_.end(top)) bound(position++);
-    finish_node();
-    for (const int64_t m : groups) softmax(tree_.begin(m), tree_.end(m));
-  }
-
   const TreeView& tree_;
-  const int64_t leaf_, levels_;
+  const bool binary_;
   TreeArrays out_;
   const Array<int32_t>& size_;
   int64_t n_out_ = 0, n_boundary_ = 0;
@@ -149,16 +109,12 @@ class Writer {
 
 }  // namespace
 
-TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, int64_t levels, int64_t max_group,
+TreeArrays collapse(const TreeView& tree, int64_t clusters, bool binary, int64_t max_group,
                     const double* frequencies) {
-  const int64_t n_classes = tree.n_classes, n_nodes = tree.n_nodes;
+  const int64_t n_classes = tree.n_classes;
   const Array<int32_t> size = subtree_sizes(tree);
-  Writer writer(tree, size, leaf, levels);
-  if (n_nodes == 0) return writer.finish();
-  if (n_classes <= leaf) {
-    writer.softmax(0, n_classes);
-    return writer.finish();
-  }
+  Writer writer(tree, size, binary);
+  if (tree.n_nodes == 0) return writer.finish();
 
   Array<double> mass;
   if (frequencies != nullptr) mass = node_masses(tree, size, frequencies);
@@ -198,7 +154,7 @@ TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, int64_t le
     const int32_t m = std::get<3>(frontier.top());
     frontier.pop();
     const int64_t more = growth(m);
-    if (more == 0 || width + more <= root) {
+    if (more == 0 || width + more <= clusters) {
       expand(m);
     } else {
       kept.push_back(m);

@@ -84,55 +84,43 @@ PYBIND11_MODULE(_host, m) {
                           to_numpy(std::move(e.depth)));
   });
   m.def("table_sizes", [](const In<int32_t>& order, const In<int64_t>& node_offset,
-                          const In<int32_t>& boundary, bool leaf_groups) {
+                          const In<int32_t>& boundary, bool groups) {
     const TreeView tree = view(order, node_offset, boundary);
-    const TableSizes s = without_gil([&] { return table_sizes(tree, leaf_groups); });
-    return py::make_tuple(s.root_width, s.n_binary, s.n_wide_rows, s.n_group_rows, s.n_path, s.n_wide_path,
-                          s.max_depth, s.max_width, s.max_group, s.n_last);
+    const TableSizes s = without_gil([&] { return table_sizes(tree, groups); });
+    return py::make_tuple(s.root_width, s.n_binary, s.n_path, s.max_depth, s.max_group);
   });
   const auto given = [](const char* name) { return py::arg(name).none(true).noconvert() = py::none(); };
   m.def(
       "write_tables",
-      [](const In<int32_t>& order, const In<int64_t>& node_offset, const In<int32_t>& boundary,
-         bool leaf_groups, int64_t path_begin, int64_t wide_begin, int64_t group_begin, int64_t leaf_begin,
-         Out<int32_t> leaf_position, Out<int32_t> root_child, Out<int64_t> path_offset, Out<int32_t> path,
-         Out<int64_t> wide_offset, Out<int32_t> wide_path, Out<int64_t> group_offset, Out<int32_t> group,
-         Out<int32_t> node, Out<int32_t> edge, Out<int32_t> leaf_edge) {
+      [](const In<int32_t>& order, const In<int64_t>& node_offset, const In<int32_t>& boundary, bool groups,
+         int64_t path_begin, Out<int32_t> leaf_position, Out<int32_t> root_child, Out<int64_t> path_offset,
+         Out<int32_t> path, Out<int32_t> node, Out<int32_t> edge, Out<int32_t> leaf_edge) {
         TableMemory out;
         out.leaf_position = memory(leaf_position);
         out.root_child = memory(root_child);
         out.path_offset = memory(path_offset);
         out.path = memory(path);
         out.path_begin = path_begin;
-        out.wide_offset = memory(wide_offset);
-        out.wide_path = memory(wide_path);
-        out.wide_begin = wide_begin;
-        out.group_offset = memory(group_offset);
-        out.group = memory(group);
-        out.group_begin = group_begin;
         out.node = memory(node);
         out.edge = memory(edge);
         out.leaf_edge = memory(leaf_edge);
-        out.leaf_begin = leaf_begin;
         const TreeView tree = view(order, node_offset, boundary);
-        without_gil([&] { write_tables(tree, leaf_groups, out); });
+        without_gil([&] { write_tables(tree, groups, out); });
       },
-      py::arg("order"), py::arg("node_offset"), py::arg("boundary"), py::arg("leaf_groups"), py::kw_only(),
-      py::arg("path_begin") = 0, py::arg("wide_begin") = 0, py::arg("group_begin") = 0,
-      py::arg("leaf_begin") = 0, given("leaf_position"), given("root_child"), given("path_offset"),
-      given("path"), given("wide_offset"), given("wide_path"), given("group_offset"), given("group"),
-      given("node"), given("edge"), given("leaf_edge"));
+      py::arg("order"), py::arg("node_offset"), py::arg("boundary"), py::arg("groups"), py::kw_only(),
+      py::arg("path_begin") = 0, given("leaf_position"), given("root_child"), given("path_offset"),
+      given("path"), given("node"), given("edge"), given("leaf_edge"));
   m.def("edge_masses", [](const In<int32_t>& order, const In<int64_t>& node_offset,
                           const In<int32_t>& boundary, const In<double>& frequencies) {
     const TreeView tree = view(order, node_offset, boundary);
     return to_numpy(without_gil([&] { return edge_masses(tree, frequencies.data()); }));
   });
   m.def("collapse", [](const In<int32_t>& order, const In<int64_t>& node_offset, const In<int32_t>& boundary,
-                       int64_t root, int64_t leaf, int64_t levels, int64_t max_group,
+                       int64_t clusters, bool binary, int64_t max_group,
                        const std::optional<In<double>>& frequencies) {
     const TreeView tree = view(order, node_offset, boundary);
     return to_numpy(without_gil(
-        [&] { return collapse(tree, root, leaf, levels, max_group, data_or_null(frequencies)); }));
+        [&] { return collapse(tree, clusters, binary, max_group, data_or_null(frequencies)); }));
   });
   m.def("to_parents",
         [](const In<int32_t>& order, const In<int64_t>& node_offset, const In<int32_t>& boundary) {

@@ -35,28 +35,25 @@ Array<int32_t> edge_above(const TreeView& tree) {
   return above;
 }
 
-enum class Kind : int8_t { root, binary, wide, group };
-
 // A node on the path to the node that is visited.
 struct Node {
   int64_t number = 0, first_edge = 0, n_children = 0;
-  int64_t width = 0;   // of the wide nodes down to it, itself included
-  int32_t above = -1;  // edge above it
-  int32_t row = 0;     // number of a binary node, first row of a wide one, first leaf of a group
-  int32_t n_binary = 0, n_wide = 0;  // nodes of these kinds down to it, itself included
-  Kind kind = Kind::root;
+  int32_t above = -1;    // edge above it
+  int32_t row = 0;       // number of a binary node, first leaf of a group
+  int32_t n_binary = 0;  // binary nodes down to it, itself included
+  NodeBlock block = wide_root;
 };
 
 // Calls visit(path, depth) for each node in preorder, path[0] the root and path[depth] the node. The next
-// node in preorder is the last child that waits.
+// node in preorder is the last child that waits. Throws std::invalid_argument for a tree of another shape.
 template <typename Visit>
-void for_each_node(const TreeView& tree, bool leaf_groups, const Visit& visit) {
+void for_each_node(const TreeView& tree, bool groups, const Visit& visit) {
   struct Pending {
     int32_t edge, depth;
   };
   std::vector<Pending> pending;
   Node path[max_depth];
-  int64_t n_binary = 0, n_wide_rows = 0;
+  int64_t n_binary = 0;
   for (int64_t m = 0; m < tree.n_nodes; ++m) {
     Pending here{-1, 0};
     if (m > 0) {
@@ -70,21 +67,23 @@ void for_each_node(const TreeView& tree, bool leaf_groups, const Visit& visit) {
     node.first_edge = tree.first_edge(m);
     node.n_children = n_children;
     node.above = here.edge;
-    if (m == 0 && n_children > 2) {
-      node.kind = Kind::root;
-    } else if (leaf_groups && tree.end(m) - tree.begin(m) == n_children) {
-      node.kind = Kind::group;
+    if (m == 0 && (groups || n_children > 2)) {
+      node.block = wide_root;
+    } else if (groups) {
+      const int64_t n_classes = tree.end(m) - tree.begin(m);
+      if (n_classes != n_children) {
+        fail("trees: expected two levels, a root and below it classes and groups of classes, got node ", m,
+             " with ", n_children, " children, which are not all classes");
+      }
+      node.block = class_group;
       node.row = tree.begin(m);
-    } else if (n_children == 2) {
-      node.kind = Kind::binary;
+    } else {
+      if (n_children != 2) {
+        fail("trees: expected binary nodes below the root, got node ", m, " with ", n_children, " children");
+      }
+      node.block = binary_node;
       node.row = static_cast<int32_t>(n_binary++);
       ++node.n_binary;
-    } else {
-      node.kind = Kind::wide;
-      node.row = static_cast<int32_t>(n_wide_rows);
-      n_wide_rows += n_children;
-      ++node.n_wide;
-      node.width += n_children;
     }
     visit(path, here.depth);
     const int32_t* b = tree.bounds(m);
@@ -216,31 +215,24 @@ Edges edges(const TreeView& tree) {
   return out;
 }
 
-TableSizes table_sizes(const TreeView& tree, bool leaf_groups) {
+TableSizes table_sizes(const TreeView& tree, bool groups) {
   TableSizes out;
-  if (tree.n_nodes > 0 && tree.n_children(0) > 2) out.root_width = tree.n_children(0);
-  for_each_node(tree, leaf_groups, [&](const Node* path, int64_t depth) {
+  if (tree.n_nodes > 0 && (groups || tree.n_children(0) > 2)) out.root_width = tree.n_children(0);
+  for_each_node(tree, groups, [&](const Node* path, int64_t depth) {
     const Node& node = path[depth];
-    if (node.kind == Kind::binary) ++out.n_binary;
-    if (node.kind == Kind::wide) out.n_wide_rows += node.n_children;
-    if (node.kind == Kind::group) {
-      out.n_group_rows += node.n_children;
-      out.max_group = std::max(out.max_group, node.n_children);
-    }
+    if (node.block == binary_node) ++out.n_binary;
+    if (node.block == class_group) out.max_group = std::max(out.max_group, node.n_children);
     const int32_t* b = tree.bounds(node.number);
     int64_t n_leaves = 0;
     for (int64_t k = 0; k < node.n_children; ++k) n_leaves += b[k + 1] - b[k] == 1;
     if (n_leaves == 0) return;
-    ++out.n_last;
     out.n_path += n_leaves * node.n_binary;
-    out.n_wide_path += n_leaves * node.n_wide;
     out.max_depth = std::max<int64_t>(out.max_depth, node.n_binary);
-    out.max_width = std::max(out.max_width, node.width);
   });
   return out;
 }
 
-void write_tables(const TreeView& tree, bool leaf_groups, const TableMemory& out) {
+void write_tables(const TreeView& tree, bool groups, const TableMemory& out) {
   const int64_t n_classes = tree.n_classes;
   if (tree.n_nodes == 0) {
     if (out.leaf_position != nullptr) out.leaf_position[0] = 0;
@@ -248,14 +240,13 @@ void write_tables(const TreeView& tree, bool leaf_groups, const TableMemory& out
   }
   // The classes lie anywhere in memory: all that has a place for each is written at once. Lengths of paths
   // first, in entry c + 1 for class c: their running sums are the offsets.
-  for_each_node(tree, leaf_groups, [&](const Node* path, int64_t depth) {
+  for_each_node(tree, groups, [&](const Node* path, int64_t depth) {
     const Node& node = path[depth];
     const int64_t m = node.number;
     if (out.node != nullptr) {
-      const bool is_root = node.kind == Kind::root, is_group = node.kind == Kind::group;
       int32_t* entry = out.node + 5 * m;
-      entry[0] = is_root ? 2 : node.kind == Kind::binary ? 0 : 1;
-      entry[1] = static_cast<int32_t>(is_group ? node.row + out.leaf_begin : node.row);
+      entry[0] = node.block;
+      entry[1] = node.block == wide_root ? 0 : node.row;
       entry[2] = static_cast<int32_t>(node.first_edge);
       entry[3] = static_cast<int32_t>(node.n_children);
       entry[4] = node.above;
@@ -275,51 +266,28 @@ void write_tables(const TreeView& tree, bool leaf_groups, const TableMemory& out
         out.root_child[c] = depth == 0 ? static_cast<int32_t>(k) : path[1].above;
       }
       if (out.path_offset != nullptr) out.path_offset[c + 1] = node.n_binary;
-      if (out.wide_offset != nullptr) out.wide_offset[c + 1] = node.n_wide;
-      if (out.group_offset != nullptr) out.group_offset[c + 1] = node.kind == Kind::group;
     }
   });
-  const auto add_up = [&](int64_t* offset, int64_t begin) {
-    if (offset == nullptr) return;
-    offset[0] = begin;
-    if (tree.n_nodes == 0) offset[1] = 0;
-    for (int64_t c = 0; c < n_classes; ++c) offset[c + 1] += offset[c];
-  };
-  add_up(out.path_offset, out.path_begin);
-  add_up(out.wide_offset, out.wide_begin);
-  add_up(out.group_offset, out.group_begin);
-  if (out.path == nullptr && out.wide_path == nullptr && out.group == nullptr) return;
+  if (out.path_offset == nullptr) return;
+  out.path_offset[0] = out.path_begin;
+  if (tree.n_nodes == 0) out.path_offset[1] = 0;
+  for (int64_t c = 0; c < n_classes; ++c) out.path_offset[c + 1] += out.path_offset[c];
+  if (out.path == nullptr) return;
 
   // The decisions above the current node. In preorder, every entry except the last stays valid between
   // visits.
-  int32_t path_above[max_depth], wide_above[3 * max_depth];
-  const auto write = [](int32_t* entry, int64_t first, int64_t width, int64_t child) {
-    entry[0] = static_cast<int32_t>(first);
-    entry[1] = static_cast<int32_t>(width);
-    entry[2] = static_cast<int32_t>(child);
-  };
+  int32_t path_above[max_depth];
   const auto decide = [&](const Node& node, int64_t k) {
-    if (node.kind == Kind::binary) {
-      path_above[node.n_binary - 1] = node.row << 1 | (k == 0 ? 1 : 0);
-    } else if (node.kind == Kind::wide) {
-      write(wide_above + 3 * (node.n_wide - 1), node.row, node.n_children, k);
-    }
+    if (node.block == binary_node) path_above[node.n_binary - 1] = node.row << 1 | (k == 0 ? 1 : 0);
   };
-  for_each_node(tree, leaf_groups, [&](const Node* path, int64_t depth) {
+  for_each_node(tree, groups, [&](const Node* path, int64_t depth) {
     const Node& node = path[depth];
     if (depth > 0) decide(path[depth - 1], node.above - path[depth - 1].first_edge);
     const int32_t* b = tree.bounds(node.number);
     for (int64_t k = 0; k < node.n_children; ++k) {
       if (b[k + 1] - b[k] > 1) continue;
       decide(node, k);
-      const int32_t c = tree.order[b[k]];
-      if (out.path != nullptr) std::copy_n(path_above, node.n_binary, out.path + out.path_offset[c]);
-      if (out.wide_path != nullptr) {
-        std::copy_n(wide_above, 3 * node.n_wide, out.wide_path + 3 * out.wide_offset[c]);
-      }
-      if (out.group != nullptr && node.kind == Kind::group) {
-        write(out.group + 3 * out.group_offset[c], b[0], node.n_children, k);
-      }
+      std::copy_n(path_above, node.n_binary, out.path + out.path_offset[tree.order[b[k]]]);
     }
   });
 }

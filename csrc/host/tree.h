@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "../kernels/limits.h"
+#include "../kernels/tree_nodes.h"
 
 namespace hstree::host {
 
@@ -76,31 +77,23 @@ struct Edges {
 
 // How large the tables of a tree are; see TreeTables in hstree/trees/tables.py.
 struct TableSizes {
-  int64_t root_width = 0, n_binary = 0, n_wide_rows = 0, n_group_rows = 0;
-  int64_t n_path = 0, n_wide_path = 0;  // entries of the paths of all classes
-  int64_t max_depth = 0, max_width = 0, max_group = 0;
-  int64_t n_last = 0;  // nodes above classes
+  int64_t root_width = 0, n_binary = 0;
+  int64_t n_path = 0;  // entries of the paths of all classes
+  int64_t max_depth = 0, max_group = 0;
 };
 
-// Memory for the tables of a tree. Those of one null pointer are left out.
+// Memory for the tables of a tree. Those of a null pointer are left out.
 struct TableMemory {
   int32_t* leaf_position = nullptr;  // [V]
   int32_t* root_child = nullptr;     // [V]
-  // Offsets [V + 1] count from the entry `path_begin` on, where those of this tree begin; paths are the
-  // memory of all entries.
+  // Offsets [V + 1] count from the entry `path_begin` on, where those of this tree begin; path is the memory of
+  // all entries.
   int64_t* path_offset = nullptr;
   int32_t* path = nullptr;
   int64_t path_begin = 0;
-  int64_t* wide_offset = nullptr;
-  int32_t* wide_path = nullptr;  // [.., 3]
-  int64_t wide_begin = 0;
-  int64_t* group_offset = nullptr;
-  int32_t* group = nullptr;  // [.., 3]
-  int64_t group_begin = 0;
   int32_t* node = nullptr;       // [M, 5]
   int32_t* edge = nullptr;       // [E, 2]
   int32_t* leaf_edge = nullptr;  // [V]
-  int64_t leaf_begin = 0;        // row of the first leaf in `node`
 };
 
 // Throws std::invalid_argument that names the first offending entry. O(V).
@@ -110,17 +103,18 @@ void validate(const int32_t* order, int64_t n_classes, const int64_t* node_offse
 // Inner nodes on the path of each class, [V].
 Array<int32_t> class_depth(const TreeView& tree);
 Edges edges(const TreeView& tree);
-// `leaf_groups`: whether these are a kind of their own.
-TableSizes table_sizes(const TreeView& tree, bool leaf_groups);
+// Of a tree of two levels, a root and groups of classes, or with binary nodes below the root. Both throw
+// std::invalid_argument for any other.
+TableSizes table_sizes(const TreeView& tree, bool groups);
 // Takes memory for the nodes of one path and the children that wait.
-void write_tables(const TreeView& tree, bool leaf_groups, const TableMemory& out);
+void write_tables(const TreeView& tree, bool groups, const TableMemory& out);
 
 // Mass below each edge, float64 [E], summed from the leaves upwards, children left to right.
 Array<double> edge_masses(const TreeView& tree, const double* frequencies);
 
 // See Tree.collapse in hstree/trees/tree.py. `frequencies` [V], or null: the mass of a node is its leaf
-// count. `levels` 0: any number. `max_group` V: no bound, as it must be unless `levels` is 2.
-TreeArrays collapse(const TreeView& tree, int64_t root, int64_t leaf, int64_t levels, int64_t max_group,
+// count. `max_group` V: no bound, as it must be if `binary`.
+TreeArrays collapse(const TreeView& tree, int64_t clusters, bool binary, int64_t max_group,
                     const double* frequencies);
 
 // All nodes, leaves included, numbered in preorder: parent (-1 for the root) and class (-1 for an inner

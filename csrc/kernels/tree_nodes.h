@@ -5,7 +5,7 @@
 
 namespace hstree {
 
-enum NodeBlock : int32_t { binary_node, wide_node, wide_root };
+enum NodeBlock : int32_t { binary_node, class_group, wide_node = class_group, wide_root };
 
 struct TreeNode {
   int32_t block;       // NodeBlock

@@ -17,7 +17,7 @@ from hstree.heads.registry import (
 from hstree.heads.sampled import SampledSoftmax
 from hstree.heads.screened import ScreenedSoftmax
 from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, SigSoftmax, Softmax
-from hstree.heads.trees import TreeEnsemble, TreeShape
+from hstree.heads.trees import TreeEnsemble
 
 __all__ = [
     "GSS",
@@ -36,7 +36,6 @@ __all__ = [
     "SigSoftmax",
     "Softmax",
     "TreeEnsemble",
-    "TreeShape",
     "build_head",
     "head_class",
     "head_names",

@@ -20,8 +20,8 @@ from hstree._checks import (
 from hstree._numerics import draw_columns, linear_scores
 from hstree.heads.class_sampler import ClassSampler, DrawOptions
 from hstree.heads.tables import check_entries, saved_tables
-from hstree.heads.trees.gate import GATES
-from hstree.heads.trees.shape import CONTEXTS, TreeShape, check_trees
+from hstree.heads.gate import GATES
+from hstree.heads.trees import CONTEXTS, TreeShape, check_trees, trees_of_text
 from hstree.heads.tying import HasWeight
 from hstree.ops import forest_log_prob
 from hstree.ops.forest_log_prob import forest_log_softmax
@@ -88,7 +88,7 @@ class ForestSoftmax(ClassSampler):
         >>> head(torch.randn(4, 16), torch.randint(1000, (4,))).output.shape
         torch.Size([4])
         >>> trees = hstree.trees.build_ensemble("cluster", 1000, 2, vectors=torch.randn(1000, 8),
-        ...                                     root=32, levels=2, noise=0.3)
+        ...                                     clusters=32)
         >>> hstree.ForestSoftmax(16, 1000, trees=trees).cluster.shape
         torch.Size([1000, 2])
 
@@ -128,8 +128,9 @@ class ForestSoftmax(ClassSampler):
             rows = (
                 vectors.detach().float().cpu().numpy() if isinstance(vectors, Tensor) else vectors
             )
-            shape = TreeShape(n_trees, clusters, 1, 2)
-            trees = shape.build("cluster", n_classes, self.frequencies, [rows], seed)
+            trees = build_ensemble(
+                "cluster", n_classes, n_trees, self.frequencies, [rows], seed, clusters
+            )
         if trees is not None:
             cluster, clusters = _of_trees(trees, n_classes)
         else:
@@ -188,9 +189,9 @@ class ForestSoftmax(ClassSampler):
         if frequencies is None:
             frequencies = count_classes(tokens, n_classes)
         clusters = min(check_int("clusters", clusters, 2), n_classes)
-        shape = TreeShape(check_int("n_trees", n_trees), clusters, 1, 2)
-        trees = shape.build_from_tokens(
-            recipe, n_classes, frequencies, tokens, contexts, seed, tree_options
+        shape = TreeShape(check_int("n_trees", n_trees), clusters, binary=False)
+        trees = trees_of_text(
+            recipe, n_classes, shape, frequencies, tokens, contexts, tree_options, seed
         )
         return cls(in_features, n_classes, trees=trees, frequencies=frequencies, **options)
 

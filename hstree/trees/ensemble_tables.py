@@ -12,12 +12,9 @@ from hstree import _host
 from hstree.trees.tables import TableSizes
 from hstree.trees.tree import Tree
 
-_OFFSET = {"path": "path_offset", "wide_path": "wide_offset", "group": "group_offset"}
-_BEGIN = {"path": "path_begin", "wide_path": "wide_begin", "group": "group_begin"}
-
 
 def ensemble_tables(
-    trees: Sequence[Tree], sizes: Sequence[TableSizes], leaf_groups: bool
+    trees: Sequence[Tree], sizes: Sequence[TableSizes], groups: bool
 ) -> dict[str, npt.NDArray[Any]]:
     """The tables of T trees over V classes, which each tree writes where they stay: on the way
     there is nothing of their size.
@@ -25,7 +22,7 @@ def ensemble_tables(
     Args:
         trees: the trees.
         sizes: :func:`hstree.trees.tables.table_sizes` of each.
-        leaf_groups: whether leaf groups are a kind of their own.
+        groups: whether they are trees of two levels.
 
     Returns:
         By name, with the largest numbers of nodes M and of edges E, and zeros behind those of a
@@ -33,39 +30,32 @@ def ensemble_tables(
 
         - ``node`` int32 [T, M, 5], ``edge`` int32 [T, E, 2] and ``leaf_edge`` int32 [T, V]: tables
           of :func:`hstree.ops.tree_topk` and :func:`hstree.ops.tree_log_softmax`.
-        - ``leaf_position`` int32 [T, V], and with wide roots ``root_child`` int32 [T, V + 2], whose
-          last two entries are free.
-        - ``path_offset`` int64 [T, V + 1] and ``path``, ``wide_offset`` and ``wide_path``,
-          ``group_offset`` and ``group``, if a tree has nodes of this kind. The paths of all trees
-          are one array.
+        - With wide roots ``root_child`` int32 [T, V + 2], whose last two entries are free.
+        - With groups ``order`` int32 [T, V] and ``begin`` int32 [T, C + 1]: tables of
+          :func:`hstree.ops.group_log_prob`.
+        - Without, ``leaf_position`` int32 [T, V], ``path_offset`` int64 [T, V + 1] and ``path``,
+          one array for all trees: tables of :func:`hstree.ops.path_log_prob`.
     """
-    n_trees, n_classes = len(trees), trees[0].n_classes
-    rows: dict[str, npt.NDArray[np.int32]] = {
+    n_trees, n_classes, width = len(trees), trees[0].n_classes, sizes[0].root_width
+    rows: dict[str, npt.NDArray[Any]] = {
         "node": np.zeros((n_trees, max(tree.n_nodes for tree in trees), 5), np.int32),
         "edge": np.zeros((n_trees, max(tree.n_edges for tree in trees), 2), np.int32),
         "leaf_edge": np.empty((n_trees, n_classes), np.int32),
-        "leaf_position": np.empty((n_trees, n_classes), np.int32),
     }
-    if sizes[0].root_width:
+    if width:
         rows["root_child"] = np.empty((n_trees, n_classes + 2), np.int32)
-    lengths: dict[str, list[int]] = {}
-    if any(of_tree.n_binary for of_tree in sizes):
-        lengths["path"] = [of_tree.n_path for of_tree in sizes]
-    if any(of_tree.n_wide_rows for of_tree in sizes):
-        lengths["wide_path"] = [of_tree.n_wide_path for of_tree in sizes]
-    if any(of_tree.n_group_rows for of_tree in sizes):
-        lengths["group"] = [of_tree.n_group_rows for of_tree in sizes]
-    offsets: dict[str, npt.NDArray[np.int64]] = {}
-    paths: dict[str, npt.NDArray[np.int32]] = {}
-    for name, of_trees in lengths.items():
-        offsets[_OFFSET[name]] = np.empty((n_trees, n_classes + 1), np.int64)
-        total = sum(of_trees)
-        paths[name] = np.empty(total if name == "path" else (total, 3), np.int32)
-    leaf_begin = max(of_tree.n_wide_rows for of_tree in sizes)
+    shared: dict[str, npt.NDArray[Any]] = {}
+    if not groups:
+        rows["leaf_position"] = np.empty((n_trees, n_classes), np.int32)
+        rows["path_offset"] = np.empty((n_trees, n_classes + 1), np.int64)
+        shared["path"] = np.empty(sum(of_tree.n_path for of_tree in sizes), np.int32)
+    path_begin = 0
     for t, tree in enumerate(trees):
-        places: dict[str, Any] = {"leaf_begin": leaf_begin} | paths
-        places |= {name: table[t] for name, table in (rows | offsets).items()}
-        places |= {_BEGIN[name]: sum(of_trees[:t]) for name, of_trees in lengths.items()}
+        places: dict[str, Any] = shared | {name: table[t] for name, table in rows.items()}
         arrays = (tree.order, tree.node_offset, tree.boundary)
-        _host.write_tables(*arrays, leaf_groups, **places)
-    return rows | offsets | paths
+        _host.write_tables(*arrays, groups, path_begin=path_begin, **places)
+        path_begin += sizes[t].n_path
+    if groups:
+        rows["order"] = np.stack([tree.order for tree in trees])
+        rows["begin"] = np.stack([tree.boundary[: width + 1] for tree in trees])
+    return rows | shared

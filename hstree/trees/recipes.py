@@ -28,12 +28,11 @@ def random_tree(
     n_classes: int,
     seed: int = 0,
     *,
-    root: int = 1,
-    leaf: int = 1,
-    levels: int | None = None,
+    clusters: int | None = None,
+    binary: bool = False,
     frequencies: npt.ArrayLike | None = None,
 ) -> Tree:
-    """A balanced binary tree over a uniform random permutation of the classes, then collapsed.
+    """A balanced binary tree over a uniform random permutation of the classes.
 
     Every inner node splits n leaves into ceil(n / 2) and floor(n / 2), so the depth is at most
     ceil(log2 V).
@@ -41,9 +40,9 @@ def random_tree(
     Args:
         n_classes: number of classes, V >= 1.
         seed: seed, 0 to 2^64 - 1.
-        root: width of the root, C of :meth:`Tree.collapse`.
-        leaf: size of the leaf groups, G of :meth:`Tree.collapse`.
-        levels: number of levels, 2, 3 or None, of :meth:`Tree.collapse`; 2 bounds the groups.
+        clusters: number of children of the root, C of :meth:`Tree.collapse`; None: the tree is
+            binary throughout.
+        binary: whether the nodes below the clusters are binary; otherwise a cluster is one group.
         frequencies: class frequencies, real [V], for :meth:`Tree.collapse` only.
 
     Raises:
@@ -58,18 +57,17 @@ def random_tree(
     n_classes = check_int("n_classes", n_classes, 1, MAX_CLASSES)
     weight = None if frequencies is None else check_frequencies(frequencies, n_classes)
     tree = Tree._adopt(_host.random_tree(n_classes, check_seed(seed)))
-    return tree.collapse(root, leaf, levels, weight)
+    return _collapsed(tree, clusters, binary, weight)
 
 
 def huffman_tree(
     frequencies: npt.ArrayLike,
     seed: int = 0,
     *,
-    root: int = 1,
-    leaf: int = 1,
-    levels: int | None = None,
+    clusters: int | None = None,
+    binary: bool = False,
 ) -> Tree:
-    """The Huffman tree, which minimizes sum_c f_c depth_c among all binary trees, then collapsed.
+    """The Huffman tree, which minimizes sum_c f_c depth_c among all binary trees.
 
     Frequencies below 2^-32 of their sum count as that much. This bounds the depth by 46 for any V
     up to 2^30. The order of classes and nodes of equal frequency is random, and so are left and
@@ -79,9 +77,9 @@ def huffman_tree(
         frequencies: class frequencies, real [V], finite, none negative; all zero counts as all
             equal.
         seed: seed, 0 to 2^64 - 1.
-        root: width of the root, C of :meth:`Tree.collapse`.
-        leaf: size of the leaf groups, G of :meth:`Tree.collapse`.
-        levels: number of levels, 2, 3 or None, of :meth:`Tree.collapse`; 2 bounds the groups.
+        clusters: number of children of the root, C of :meth:`Tree.collapse`; None: the tree is
+            binary throughout.
+        binary: whether the nodes below the clusters are binary; otherwise a cluster is one group.
 
     Raises:
         TypeError: if the frequencies are not real numbers.
@@ -96,7 +94,7 @@ def huffman_tree(
     """
     weight = check_frequencies(frequencies)
     tree = Tree._adopt(_host.huffman_tree(weight, check_seed(seed)))
-    return tree.collapse(root, leaf, levels, weight)
+    return _collapsed(tree, clusters, binary, weight)
 
 
 def cluster_tree(
@@ -104,14 +102,13 @@ def cluster_tree(
     frequencies: npt.ArrayLike | None = None,
     seed: int = 0,
     *,
-    root: int = 1,
-    leaf: int = 1,
-    levels: int | None = None,
+    clusters: int | None = None,
+    binary: bool = False,
     noise: float = 0.0,
     iterations: int = 8,
     max_depth: int = MAX_DEPTH,
 ) -> Tree:
-    """A tree that splits class vectors recursively by balanced 2-means, then collapsed.
+    """A tree that splits class vectors recursively by balanced 2-means.
 
     At each node the axis starts as the difference of two random vectors. Then three steps repeat
     until nothing changes. The classes are sorted by their projection on the axis, which is the
@@ -126,9 +123,9 @@ def cluster_tree(
         frequencies: class frequencies, real [V], finite, none negative; None or all zero counts as
             all equal.
         seed: seed, 0 to 2^64 - 1.
-        root: width of the root, C of :meth:`Tree.collapse`.
-        leaf: size of the leaf groups, G of :meth:`Tree.collapse`.
-        levels: number of levels, 2, 3 or None, of :meth:`Tree.collapse`; 2 bounds the groups.
+        clusters: number of children of the root, C of :meth:`Tree.collapse`; None: the tree is
+            binary throughout.
+        binary: whether the nodes below the clusters are binary; otherwise a cluster is one group.
         noise: standard deviation of noise that is added to the vectors once, relative to the root
             mean square of their entries, so that trees of different seeds differ.
         iterations: largest number of iterations of 2-means at a node, at least 1.
@@ -171,7 +168,15 @@ def cluster_tree(
     )
     with closing(Task("building a tree", 1)):
         tree = Tree._adopt(_host.cluster_tree(*arguments))
-    return tree.collapse(root, leaf, levels, weight)
+    return _collapsed(tree, clusters, binary, weight)
+
+
+def _collapsed(
+    tree: Tree, clusters: int | None, binary: bool, weight: npt.NDArray[np.float64] | None
+) -> Tree:
+    if clusters is None:
+        return tree
+    return tree.collapse(clusters, binary=binary, frequencies=weight)
 
 
 def _build_random(n_classes: int, frequencies: Any, vectors: Any, seed: int, **shape: Any) -> Tree:
@@ -203,7 +208,7 @@ RECIPES: MappingProxyType[str, Callable[..., Tree]] = MappingProxyType(
 )
 """The recipes of :func:`build_tree` by name."""
 
-_SHAPE = ("root", "leaf", "levels")
+_SHAPE = ("clusters", "binary")
 _CLUSTER_OPTIONS = tuple(
     name
     for name, parameter in inspect.signature(cluster_tree).parameters.items()
@@ -229,9 +234,8 @@ def build_tree(
     frequencies: npt.ArrayLike | None = None,
     vectors: npt.ArrayLike | None = None,
     seed: int = 0,
-    root: int = 1,
-    leaf: int = 1,
-    levels: int | None = None,
+    clusters: int | None = None,
+    binary: bool = False,
     **options: Any,
 ) -> Tree:
     """Build a tree by the name of its recipe.
@@ -243,9 +247,9 @@ def build_tree(
         frequencies: class frequencies, real [V], finite, none negative.
         vectors: class vectors, real [V, F].
         seed: seed, 0 to 2^64 - 1.
-        root: width of the root, C of :meth:`Tree.collapse`.
-        leaf: size of the leaf groups, G of :meth:`Tree.collapse`.
-        levels: number of levels, 2, 3 or None, of :meth:`Tree.collapse`; 2 bounds the groups.
+        clusters: number of children of the root, C of :meth:`Tree.collapse`; None: the tree is
+            binary throughout.
+        binary: whether the nodes below the clusters are binary; otherwise a cluster is one group.
         **options: further arguments of :func:`cluster_tree`.
 
     Raises:
@@ -266,7 +270,7 @@ def build_tree(
     n_classes = check_int("n_classes", n_classes, 1, MAX_CLASSES)
     if frequencies is not None:
         frequencies = check_frequencies(frequencies, n_classes)
-    options |= {"root": root, "leaf": leaf, "levels": levels}
+    options |= {"clusters": clusters, "binary": binary}
     return RECIPES[recipe](n_classes, frequencies, vectors, seed, **options)
 
 
@@ -296,9 +300,8 @@ def build_ensemble(
     frequencies: npt.ArrayLike | None = None,
     vectors: npt.ArrayLike | Sequence[npt.ArrayLike] | None = None,
     seed: int = 0,
-    root: int = 1,
-    leaf: int = 1,
-    levels: int | None = None,
+    clusters: int | None = None,
+    binary: bool = False,
     **options: Any,
 ) -> list[Tree]:
     """Build several trees by one recipe; tree t has the seed ``tree_seed(seed, t)``.
@@ -311,10 +314,9 @@ def build_ensemble(
         vectors: class vectors, real [V, F], for all trees, or a list of such arrays, which the
             trees use cyclically.
         seed: seed, 0 to 2^64 - 1.
-        root: as in :func:`build_tree`.
-        leaf: as in :func:`build_tree`.
-        levels: as in :func:`build_tree`.
-        **options: further arguments of :func:`cluster_tree`.
+        clusters, binary: as in :func:`build_tree`.
+        **options: further arguments of :func:`cluster_tree`. Several clustered trees have
+            ``noise=0.3`` unless it is given, so that they differ.
 
     Raises:
         TypeError: as in :func:`build_tree`.
@@ -322,11 +324,13 @@ def build_ensemble(
 
     Example:
         >>> import hstree
-        >>> trees = hstree.trees.build_ensemble("random", 1000, 3, root=16)
+        >>> trees = hstree.trees.build_ensemble("random", 1000, 3, clusters=16)
         >>> [tree.root_width for tree in trees]
         [16, 16, 16]
     """
     n_trees = check_int("n_trees", n_trees, 1)
+    if recipe == "cluster" and n_trees > 1:
+        options.setdefault("noise", 0.3)
     choices: list[Any] = [vectors]
     if isinstance(vectors, (list, tuple)) and len(vectors) and np.ndim(vectors[0]) == 2:
         choices = list(vectors)
@@ -338,9 +342,8 @@ def build_ensemble(
                 frequencies,
                 choices[t % len(choices)],
                 tree_seed(seed, t),
-                root,
-                leaf,
-                levels,
+                clusters,
+                binary,
                 **options,
             )
             for t in numbers

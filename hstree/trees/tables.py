@@ -23,32 +23,21 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 class TreeTables:
     """The tables of a tree over V classes that the kernels read; all arrays are read-only.
 
-    Binary nodes are numbered 0 .. n_binary - 1 in preorder. The rows of wide nodes are numbered
-    0 .. n_wide_rows - 1, with the nodes in preorder and the children from left to right. A wide
-    root is not counted among them: its rows are its children. Leaf groups are nodes whose children
-    are all classes, other than a wide root. They count as binary or wide nodes, or, with
-    ``Tree.tables(leaf_groups=True)``, as a kind of their own.
+    Binary nodes are numbered 0 .. n_binary - 1 in preorder. A root with more than two children is
+    wide, and not counted among them; so is any root of a tree of two levels
+    (``Tree.tables(groups=True)``), which has no binary nodes.
 
     Attributes:
         leaf_position: position of each class among the leaves from the left, int32 [V].
         path_offset: the binary nodes on the path of class c are
             ``path[path_offset[c]:path_offset[c + 1]]``, int64 [V + 1].
         path: binary nodes on the paths, root first, as ``node << 1 | goes_left``, int32 [P].
-        wide_offset: the wide nodes on the path of class c are
-            ``wide_path[wide_offset[c]:wide_offset[c + 1]]``, int64 [V + 1].
-        wide_path: wide nodes on the paths other than the root, top first, as
-            (first_row, width, child), int32 [Pw, 3].
-        group_offset: the leaf group of class c, if it is in one, is
-            ``group[group_offset[c]:group_offset[c + 1]]``, int64 [V + 1].
-        group: leaf groups of the classes, as (first_leaf, width, child), int32 [Pg, 3].
         root_child: child of the root that holds each class, int32 [V]; None unless the root is
             wide.
         root_width: number of children of a wide root, else 0.
         n_binary: number of binary nodes.
-        n_wide_rows: number of rows of the wide nodes other than the root.
         max_depth: largest number of binary nodes on a path.
-        max_width: largest sum of the widths in ``wide_path`` for a class.
-        max_group: largest width of a leaf group.
+        max_group: with two levels, largest number of classes of a node below the root.
 
     Example:
         >>> from hstree.trees import Tree
@@ -60,16 +49,10 @@ class TreeTables:
     leaf_position: Int32Array
     path_offset: Int64Array
     path: Int32Array
-    wide_offset: Int64Array
-    wide_path: Int32Array
-    group_offset: Int64Array
-    group: Int32Array
     root_child: Int32Array | None
     root_width: int
     n_binary: int
-    n_wide_rows: int
     max_depth: int
-    max_width: int
     max_group: int
 
 
@@ -105,52 +88,37 @@ class TreeEdges:
 
 
 class TableSizes(NamedTuple):
-    """How large the tables of a tree are.
-
-    Attributes:
-        root_width, n_binary, n_wide_rows: see :class:`TreeTables`.
-        n_group_rows: number of classes in leaf groups, which is that of rows of ``group``.
-        n_path, n_wide_path: numbers of rows of ``path`` and ``wide_path``.
-        max_depth, max_width, max_group: see :class:`TreeTables`.
-        n_last: number of nodes that have a class as a child.
-    """
+    """How large the tables of a tree are; ``n_path`` is the number of entries of ``path``, the
+    others are those of :class:`TreeTables`."""
 
     root_width: int
     n_binary: int
-    n_wide_rows: int
-    n_group_rows: int
     n_path: int
-    n_wide_path: int
     max_depth: int
-    max_width: int
     max_group: int
-    n_last: int
 
 
 TreeArrays: TypeAlias = tuple[Int32Array, Int64Array, Int32Array]
 """``order``, ``node_offset`` and ``boundary`` of a :class:`hstree.trees.Tree`."""
 
 
-def table_sizes(tree: TreeArrays, leaf_groups: bool) -> TableSizes:
-    """Sizes of the tables of a tree, before they are made."""
-    return TableSizes(*_host.table_sizes(*tree, leaf_groups))
+def table_sizes(tree: TreeArrays, groups: bool) -> TableSizes:
+    """Sizes of the tables of a tree, before they are made. Raises ValueError for a tree that has
+    neither two levels nor, unless ``groups``, binary nodes below its root."""
+    return TableSizes(*_host.table_sizes(*tree, groups))
 
 
-def tree_tables(tree: TreeArrays, leaf_groups: bool) -> TreeTables:
+def tree_tables(tree: TreeArrays, groups: bool) -> TreeTables:
     """See :meth:`hstree.trees.Tree.tables`."""
-    sizes, n_classes = table_sizes(tree, leaf_groups), len(tree[0])
+    sizes, n_classes = table_sizes(tree, groups), len(tree[0])
     out: dict[str, Any] = {
         "leaf_position": np.empty(n_classes, np.int32),
         "path_offset": np.empty(n_classes + 1, np.int64),
         "path": np.empty(sizes.n_path, np.int32),
-        "wide_offset": np.empty(n_classes + 1, np.int64),
-        "wide_path": np.empty((sizes.n_wide_path, 3), np.int32),
-        "group_offset": np.empty(n_classes + 1, np.int64),
-        "group": np.empty((sizes.n_group_rows, 3), np.int32),
     }
     if sizes.root_width:
         out["root_child"] = np.empty(n_classes, np.int32)
-    _host.write_tables(*tree, leaf_groups, **out)
+    _host.write_tables(*tree, groups, **out)
     for array in out.values():
         array.flags.writeable = False
     out.setdefault("root_child", None)
@@ -158,8 +126,6 @@ def tree_tables(tree: TreeArrays, leaf_groups: bool) -> TreeTables:
         **out,
         root_width=sizes.root_width,
         n_binary=sizes.n_binary,
-        n_wide_rows=sizes.n_wide_rows,
         max_depth=sizes.max_depth,
-        max_width=sizes.max_width,
         max_group=sizes.max_group,
     )

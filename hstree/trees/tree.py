@@ -171,13 +171,17 @@ class Tree:
 
     # Tables
 
-    def tables(self, leaf_groups: bool = False) -> TreeTables:
+    def tables(self, groups: bool = False) -> TreeTables:
         """The tables that the kernels read, in O(V) and the sizes of the tables.
 
         Args:
-            leaf_groups: whether nodes whose children are all classes are a kind of their own.
+            groups: whether the tree is read as one of two levels, a root and groups of classes.
+
+        Raises:
+            ValueError: for a tree of another shape: without ``groups``, the nodes below the root
+                are binary.
         """
-        return tree_tables(self._raw(), leaf_groups)
+        return tree_tables(self._raw(), groups)
 
     def edges(self) -> TreeEdges:
         """All pairs (inner node, child), in O(V)."""
@@ -236,25 +240,23 @@ class Tree:
 
     def collapse(
         self,
-        root: int = 1,
-        leaf: int = 1,
-        levels: int | None = None,
-        frequencies: npt.ArrayLike | None = None,
+        clusters: int,
         *,
+        binary: bool = False,
+        frequencies: npt.ArrayLike | None = None,
         max_group: int | None = None,
     ) -> Tree:
-        """A tree with the same order of leaves, whose top and small subtrees are single softmaxes.
+        """A tree with the same order of leaves whose root has C = ``clusters`` children, each a
+        cluster of classes.
 
-        The root becomes one softmax over at most C = ``root`` clusters. They start as the children
-        of the root. The heaviest inner node among them is replaced by its children, repeatedly,
-        while there are at most C clusters. The weight of a node is its frequency mass, or its
-        number of leaves without frequencies; ties go to more leaves, then to the left. A node with
-        too many children is not replaced, and a root with more than C children does not change.
-        Then every maximal subtree of at most G = ``leaf`` leaves becomes one softmax, a group.
+        The clusters start as the children of the root. The heaviest inner node among them is
+        replaced by its children, repeatedly, while there are at most C clusters. The weight of a
+        node is its frequency mass, or its number of leaves without frequencies; ties go to more
+        leaves, then to the left. A node with too many children is not replaced, and a root with
+        more than C children does not change.
 
-        The nodes between the root and the groups stay, unless the number of levels is given: with
-        two levels every cluster is one softmax over its classes; with three, over its groups and
-        the classes that are in none.
+        The result has two levels: each cluster is one softmax over its classes, a group. With
+        ``binary`` the nodes below the clusters stay as they are. C = V gives the flat softmax.
 
         With two levels no cluster has more than B = ``max_group`` classes, by default ::
 
@@ -268,60 +270,45 @@ class Tree:
         with half of all classes, and every step with one of its classes would score it as a whole.
         The bound goes before C: the root is wider than C if C B < V or if the tree's own root is.
 
-        C = 1 and G = 1 without ``levels`` do not change the tree; max(C, G) >= V gives the flat
-        softmax.
-
         Args:
-            root: largest width of the root, C >= 1.
-            leaf: largest size of a leaf group, G >= 1; with two levels, 1.
-            levels: largest number of inner nodes on a path, 2 or 3; None: any number.
+            clusters: number of children of the root, C >= 2; fewer if there are fewer classes.
+            binary: whether the nodes below the clusters stay.
             frequencies: class frequencies, real [V], finite, none negative.
-            max_group: largest number of classes of a cluster, B >= 1, only with two levels; V: no
-                bound.
+            max_group: largest number of classes of a cluster, B >= 1, with two levels; V: no bound.
 
         Raises:
             TypeError: if the frequencies are not real numbers.
-            ValueError: for a value out of range, ``leaf`` above 1 with two levels, or ``max_group``
-                without them.
+            ValueError: for a value out of range, or ``max_group`` with ``binary``.
 
         Example:
             >>> import hstree
             >>> tree = hstree.trees.random_tree(1000)
-            >>> tree.collapse(root=16, leaf=8)
-            Tree(n_classes=1000, n_binary=112, n_wide=129, root_width=16, height=5)
-            >>> tree.collapse(root=16, leaf=8, levels=3)
-            Tree(n_classes=1000, n_binary=0, n_wide=145, root_width=16, height=3)
-            >>> tree.collapse(root=16, levels=2)
+            >>> tree.collapse(16)
             Tree(n_classes=1000, n_binary=0, n_wide=17, root_width=16, height=2)
+            >>> tree.collapse(16, binary=True)
+            Tree(n_classes=1000, n_binary=984, n_wide=1, root_width=16, height=7)
 
             Twenty classes occur, and 980 do not:
 
             >>> counts = [9] * 20 + [0] * 980
             >>> tree = hstree.trees.huffman_tree(counts)
             >>> [
-            ...     int(tree.collapse(16, 1, 2, counts, max_group=size).n_children.max())
+            ...     int(tree.collapse(16, frequencies=counts, max_group=size).n_children.max())
             ...     for size in (1000, None, 100)
             ... ]
             [981, 246, 99]
         """
-        if levels is not None:
-            levels = check_int("levels", levels, 2, 3)
-        if levels == 2 and check_int("leaf", leaf, 1) > 1:
-            raise ValueError(
-                f"leaf: expected 1 with levels=2, where a cluster is one softmax, got {leaf}"
-            )
-        root = min(check_int("root", root, 1), self.n_classes)
-        leaf = min(check_int("leaf", leaf, 1), self.n_classes)
+        n = self.n_classes
+        clusters = min(check_int("clusters", clusters, min(2, n)), n)
         if max_group is None:
-            n = self.n_classes
-            max_group = max(math.isqrt(16 * n - 1) + 1, -(-4 * n // root)) if levels == 2 else n
-        elif levels != 2:
-            raise ValueError(f"max_group: expected None without levels=2, got {max_group}")
-        max_group = min(check_int("max_group", max_group, 1), self.n_classes)
-        weight = None if frequencies is None else check_frequencies(frequencies, self.n_classes)
-        if levels is None and root <= 2 and leaf <= 2 and self.is_binary:
+            max_group = n if binary else max(math.isqrt(16 * n - 1) + 1, -(-4 * n // clusters))
+        elif binary:
+            raise ValueError(f"max_group: expected None with binary=True, got {max_group}")
+        max_group = min(check_int("max_group", max_group, 1), n)
+        weight = None if frequencies is None else check_frequencies(frequencies, n)
+        if binary and clusters <= 2 and self.is_binary:
             return self
-        return Tree._adopt(_host.collapse(*self._raw(), root, leaf, levels or 0, max_group, weight))
+        return Tree._adopt(_host.collapse(*self._raw(), clusters, binary, max_group, weight))
 
     # Other representations
 

@@ -1,0 +1,174 @@
+// hstree::group_log_prob and its gradients: schemas, argument checks and CPU implementations.
+#include "ops/group_log_prob.h"
+
+#include <algorithm>
+
+#include "cpu/group_log_prob.h"
+#include "cpu/recycled_memory.h"
+#include "ops/cpu.h"
+#include "ops/recycled.h"
+
+namespace hstree {
+namespace {
+
+cpu::GroupBatch group_batch(const GroupArguments& a) {
+  return {a.op,
+          const_data<int64_t>(a.target),
+          const_data<int32_t>(a.cluster),
+          const_data<int32_t>(a.order),
+          const_data<int32_t>(a.begin),
+          a.rows(),
+          a.features(),
+          a.trees(),
+          a.classes(),
+          a.clusters(),
+          a.cluster_stride(),
+          a.max_width};
+}
+
+// Scores of rows in their groups, one after another: room for N T max_width, whose size does not depend on the targets.
+// Large memory lies in pages that the system provides at the first access, and what lies behind the last score is
+// never touched.
+Tensor scores(const GroupArguments& a) {
+  constexpr int64_t largest_recycled = 1 << 26;
+  const Dtype dtype = accumulate_dtype(a.hidden);
+  const std::vector<int64_t> shape = {a.rows() * a.trees() * a.max_width};
+  const int64_t bytes = shape[0] * (dtype == Dtype::Double ? 8 : 4);
+  if (bytes < cpu::smallest_recycled) return empty(a.hidden, shape, dtype);
+  const bool recycled = bytes <= largest_recycled;
+  void* const memory = recycled ? cpu::acquire(bytes) : cpu::acquire_zero_pages(bytes);
+  return torch::stable::from_blob(memory, shape, {1}, a.hidden.device(), dtype,
+                                  [recycled, bytes](void* address) {
+                                    recycled ? cpu::release(address) : cpu::release_pages(address, bytes);
+                                  });
+}
+
+GroupResult group_log_prob(const GroupArguments& a) {
+  const Tensor log_prob = zeros(a.hidden, {a.rows(), a.trees()}, accumulate_dtype(a.hidden));
+  const Tensor score = scores(a);
+  const cpu::GroupBatch batch = group_batch(a);
+  const auto plans = cpu::group_plans(batch);
+  dispatch(a.type, [&](auto element) {
+    using T = decltype(element);
+    using A = cpu::accumulate_t<T>;
+    cpu::group_log_prob<T>(batch, plans,
+                           {const_data<T>(a.hidden), const_data<T>(a.weight),
+                            a.bias ? const_data<T>(*a.bias) : nullptr, data<A>(log_prob), data<A>(score)});
+  });
+  return {log_prob, score, empty(a.hidden, {0, 0}, Dtype::Long)};
+}
+
+GroupGradientResult group_log_prob_backward(const GroupArguments& a, const GroupGradient& g) {
+  const Dtype dtype = a.hidden.scalar_type(), sums = accumulate_dtype(a.hidden);
+  check_dim(a.op, "saved", g.saved, 1, "[N T max_width]");
+  check_size(a.op, "saved", g.saved, 0, a.rows() * a.trees() * a.max_width, "N T max_width");
+  const cpu::GroupBatch batch = group_batch(a);
+  const auto plans = cpu::group_plans(batch);
+  const std::vector<int64_t> visited = cpu::visited_classes(batch, plans.data(), 0, a.trees());
+  int64_t classes = 0, biases = 0;
+  if (g.sparse) {
+    classes = visited.size();
+    for (const cpu::GroupPlan& plan : plans) biases += plan.visited;
+  }
+  const Tensor index = empty(a.hidden, {1, classes}, Dtype::Long);
+  const Tensor bias_index = empty(a.hidden, {2, biases}, Dtype::Long);
+  if (g.sparse) {
+    std::copy(visited.begin(), visited.end(), data<int64_t>(index));
+    cpu::visited_biases(batch, plans, data<int64_t>(bias_index));
+  }
+  const Tensor nothing = empty(a.hidden, {0}, dtype);
+  Tensor grad_hidden = nothing, grad_weight = nothing, grad_bias = nothing;
+  if (g.of_hidden) grad_hidden = recycled(a.hidden, {a.rows(), a.features()}, sums);
+  if (g.of_weight) grad_weight = recycled(a.weight, {g.sparse ? classes : a.classes(), a.features()}, dtype);
+  if (g.of_bias) {
+    grad_bias =
+        g.sparse ? empty(a.weight, {biases}, dtype) : zeros(a.weight, {a.trees(), a.classes()}, dtype);
+  }
+  dispatch(a.type, [&](auto element) {
+    using T = decltype(element);
+    using A = cpu::accumulate_t<T>;
+    cpu::group_log_prob_backward<T>(
+        batch, plans, visited,
+        {const_data<A>(g.grad_log_prob), const_data<A>(g.saved), const_data<T>(a.hidden),
+         const_data<T>(a.weight), g.of_hidden ? data<A>(grad_hidden) : nullptr,
+         g.of_weight ? data<T>(grad_weight) : nullptr, g.of_bias ? data<T>(grad_bias) : nullptr, g.sparse});
+  });
+  if (g.of_hidden && dtype != sums) grad_hidden = torch::stable::to(grad_hidden, dtype);
+  return {grad_hidden, grad_weight, grad_bias, index, bias_index};
+}
+
+}  // namespace
+
+GroupArguments group_arguments(const char* op, const Tensor& hidden, const Tensor& weight,
+                               const std::optional<Tensor>& bias, const Tensor& target, const Tensor& cluster,
+                               const Tensor& order, const Tensor& begin, int64_t max_width) {
+  check_dim(op, "hidden", hidden, 2, "[N, D]");
+  check_dim(op, "weight", weight, 2, "[V, D]");
+  check_dim(op, "target", target, 1, "[N]");
+  check_dim(op, "cluster", cluster, 2, "[T, V]");
+  check_dim(op, "order", order, 2, "[T, V]");
+  check_dim(op, "begin", begin, 2, "[T, C + 1]");
+  const ScalarType type = element_type(op, "hidden", hidden);
+  const auto check_values = [&](const char* name, const Tensor& tensor, const char* like, const Tensor& other) {
+    check(tensor.scalar_type() == other.scalar_type(), op, ": ", name, ": expected the dtype of ", like, ", ",
+          torch::headeronly::toString(other.scalar_type()), ", got ",
+          torch::headeronly::toString(tensor.scalar_type()));
+    check_device(op, name, tensor, hidden);
+  };
+  check_values("weight", weight, "hidden", hidden);
+  check_dtype(op, "target", target, Dtype::Long);
+  check_device(op, "target", target, hidden);
+  const int64_t rows = hidden.size(0), trees = order.size(0), classes = weight.size(0);
+  check_size(op, "weight", weight, 1, hidden.size(1), "features of hidden");
+  check_size(op, "target", target, 0, rows, "rows of hidden");
+  for (const auto& [name, table] : {std::pair("cluster", &cluster), {"order", &order}, {"begin", &begin}}) {
+    check_dtype(op, name, *table, Dtype::Int);
+    check_device(op, name, *table, hidden);
+    check_size(op, name, *table, 0, trees, "trees of order");
+  }
+  check_size(op, "cluster", cluster, 1, classes, "classes of weight");
+  check_size(op, "order", order, 1, classes, "classes of weight");
+  check(begin.size(1) > 0, op, ": begin: expected shape [T, C + 1], got ", shape_of(begin));
+  if (bias) {
+    check_dim(op, "bias", *bias, 2, "[T, V]");
+    check_size(op, "bias", *bias, 0, trees, "trees of order");
+    check_size(op, "bias", *bias, 1, classes, "classes of weight");
+    check_values("bias", *bias, "weight", weight);
+  }
+  check(max_width >= 0 && max_width <= classes, op, ": max_width: expected 0 to ", classes,
+        " (the number of classes), got ", max_width);
+  check(rows < INT32_MAX, op, ": hidden: expected fewer than 2^31 - 1 rows, got ", rows);
+  check(trees < INT32_MAX, op, ": order: expected fewer than 2^31 - 1 trees, got ", trees);
+  check(classes < (1 << 30), op, ": weight: expected fewer than 2^30 classes, got ", classes);
+  const bool side_by_side = cluster.stride(1) == 1 && cluster.stride(0) >= classes;
+  return {op,
+          type,
+          torch::stable::contiguous(hidden),
+          torch::stable::contiguous(weight),
+          bias ? std::optional(torch::stable::contiguous(*bias)) : std::nullopt,
+          torch::stable::contiguous(target),
+          side_by_side ? cluster : torch::stable::contiguous(cluster),
+          torch::stable::contiguous(order),
+          torch::stable::contiguous(begin),
+          max_width};
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
+  m.def(
+      "group_log_prob(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor cluster, Tensor order, "
+      "Tensor begin, int max_width) -> (Tensor log_prob, Tensor saved, Tensor rows)");
+  // saved: on a CPU the scores of the rows in their groups, on CUDA the logarithms of their sums. rows: on CUDA, sorted
+  // by cluster. output_mask: whether the gradients of hidden, weight and bias are wanted.
+  m.def(
+      "group_log_prob_backward(Tensor grad_log_prob, Tensor hidden, Tensor weight, Tensor? bias, Tensor target, "
+      "Tensor cluster, Tensor order, Tensor begin, int max_width, Tensor saved, Tensor rows, bool[3] "
+      "output_mask, bool sparse) -> (Tensor grad_hidden, Tensor grad_weight, Tensor grad_bias, Tensor index, "
+      "Tensor bias_index)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
+  m.impl("group_log_prob", HSTREE_CPU_BOX(&group_forward<group_log_prob>));
+  m.impl("group_log_prob_backward", HSTREE_CPU_BOX(&group_backward<group_log_prob_backward>));
+}
+
+}  // namespace hstree
