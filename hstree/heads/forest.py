@@ -19,8 +19,8 @@ from hstree._checks import (
 )
 from hstree._numerics import draw_columns, linear_scores
 from hstree.heads.class_sampler import ClassSampler, DrawOptions
-from hstree.heads.tables import check_entries, saved_tables
 from hstree.heads.gate import GATES
+from hstree.heads.tables import check_entries, saved_tables
 from hstree.heads.trees import CONTEXTS, TreeShape, check_trees, trees_of_text
 from hstree.heads.tying import HasWeight
 from hstree.ops import forest_log_prob

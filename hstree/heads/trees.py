@@ -26,6 +26,7 @@ from hstree._numerics import (
     batched_product,
     batched_scores,
     is_cast,
+    is_readable,
     is_transformed,
     linear_scores,
     log_sum_exp,
@@ -39,7 +40,14 @@ from hstree.heads.gate import GATES, UniformGate
 from hstree.heads.losses import mask_candidates, split_rows, tempered
 from hstree.heads.tables import Tables, adopt_tables, check_entries, fill, saved_tables
 from hstree.heads.tying import HasWeight, weight_to_tie
-from hstree.ops import default_chunk_rows, path_log_prob, sample, tree_log_softmax, tree_topk
+from hstree.ops import (
+    default_chunk_rows,
+    leaf_tree_topk,
+    path_log_prob,
+    sample,
+    tree_log_softmax,
+    tree_topk,
+)
 from hstree.ops._row_sparse import cast, with_rows
 from hstree.ops.feature_gather import feature_gather
 from hstree.ops.group_log_prob import group_log_prob
@@ -68,8 +76,11 @@ FEW_ROWS = 64
 E to its vectors; a step with 512 takes a twelfth more for the root."""
 
 SEARCHED_ROWS, SEARCHED_CLASSES = 8, 16
-"""Most rows, and most classes of each, that are searched for. A product of a search takes as long as
-10 of a large batch; benchmarks/results/topk.md."""
+"""Most rows, and most classes of each, that are searched for."""
+
+OF_A_SEARCH, READING = 10, 10
+"""A product of a search takes as long as 10 of a large batch, and reading the vectors of all
+classes as long as the products of 10 rows with them."""
 
 CHUNK_ROWS = 128
 """Smallest chunk of rows for which all classes are computed: each chunk reads all vectors."""
@@ -81,7 +92,7 @@ BUILD_TREES = (
 
 
 class Roots(nn.Module):
-    """The roots of T trees: log P(c | h) = log softmax_c(w_tc . h[subset_t] + b_tc) over C clusters.
+    """The roots of T trees, log P(c | h) = log softmax_c(w_tc . h[subset_t] + b_tc) for C clusters.
 
     A cluster of one class adds the class's row of E to its vector, where the trees have groups.
     Without any other cluster the roots have no vectors of their own: ``weight`` is None.
@@ -118,7 +129,7 @@ class Roots(nn.Module):
     def log_prob(
         self, hidden: Tensor, below: Below, rows: Tensor | None, temperature: float
     ) -> Tensor:
-        """Log-probabilities of all clusters [T, N, C], with the scores divided by the temperature."""
+        """Log-probabilities of all clusters [T, N, C], the scores divided by the temperature."""
         scores = self.scores(hidden, below, rows)
         return log_softmax(scores) if temperature == 1.0 else tempered(scores, temperature)
 
@@ -297,7 +308,8 @@ class Paths(Below):
 
     def scores(self, hidden: Tensor) -> Tensor:
         """z of all nodes, [T, M, N], in the dtype of sums: hidden [N, D]."""
-        assert self.weight is not None and self.bias is not None
+        assert self.weight is not None
+        assert self.bias is not None
         hidden, index = hidden.to(self.weight.dtype), self.feature_index
         x = hidden.expand(self.n_trees, -1, -1)
         if index is not None:
@@ -709,6 +721,11 @@ class TreeEnsemble(Head):
         return cls(in_features, n_classes, trees, frequencies=frequencies, seed=seed, **options)
 
     @property
+    def n_vectors(self) -> int:
+        """Number of vectors that all classes of a row score."""
+        return self.below.n_vectors + self.n_trees * self.below.clusters
+
+    @property
     def trees(self) -> list[Tree]:
         """The trees."""
         return self.below.trees
@@ -799,6 +816,12 @@ class TreeEnsemble(Head):
     def mixed_log_prob(self, hidden: Tensor, log_gate: Tensor, temperature: float = 1.0) -> Tensor:
         """Log-probabilities [N, V] of all classes: hidden [N, D], log_gate [N, T] the logarithms of
         the weights of the trees; the scores of all nodes are divided by the temperature."""
+        return tree_log_softmax(**self._scored(hidden, log_gate, temperature))
+
+    def _scored(
+        self, hidden: Tensor, log_gate: Tensor | None = None, temperature: float = 1.0
+    ) -> dict[str, Any]:
+        """The arguments of :func:`hstree.ops.tree_log_softmax`."""
         below, dtype = self.below, sum_dtype(hidden.dtype)
         _weight, rows = below.vectors()
 
@@ -820,41 +843,55 @@ class TreeEnsemble(Head):
             scores.append(divided(self.roots.scores(hidden, below, rows).mT))
         if not scores:  # a single class: no rows, but still with the graph of hidden
             scores = [hidden.t()[:0].to(dtype).expand(self.n_trees, -1, -1)]
-        return tree_log_softmax(
-            scores[0] if len(scores) == 1 else torch.cat(scores, 1),
-            log_gate,
-            below.node,
-            below.edge,
-            self.n_classes,
-            wide_begin=nodes,
-            root_begin=nodes,
-            leaf_score=class_score,
-            leaf_bias=class_bias,
-        )
+        return {
+            "score": scores[0] if len(scores) == 1 else torch.cat(scores, 1),
+            "log_gate": self.log_gate(hidden) if log_gate is None else log_gate,
+            "node": below.node,
+            "edge": below.edge,
+            "n_classes": self.n_classes,
+            "wide_begin": nodes,
+            "root_begin": nodes,
+            "leaf_score": class_score,
+            "leaf_bias": class_bias,
+        }
 
     def topk_rows(
         self, hidden: Tensor, k: int, excluded: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """A few classes of a few rows on a CPU by best-first search, which scores few nodes if few
+        """On a CPU a few classes of a few rows by best-first search, which scores few nodes if few
         classes share most of the probability (see :func:`hstree.ops.tree_topk`); all others, and
         rows whose search would take longer, from all classes."""
         most = k if excluded is None else min(k + excluded.shape[1], self.n_classes)
-        on_cpu = hidden.device.type == "cpu" and not torch.compiler.is_exporting()
-        few = on_cpu and len(hidden) <= SEARCHED_ROWS and most <= SEARCHED_CLASSES
-        if not few or is_transformed() or torch.compiler.is_compiling():
+        if not is_readable(hidden) or not self.n_vectors:
             return super().topk_rows(hidden, k, excluded)
         with torch.no_grad():
-            vectors = self.below.n_vectors + self.n_trees * self.below.clusters
-            _, classes = tree_topk(**self._walk(hidden), k=most, most_scored=vectors // 4)
-            given_up = classes[:, 0] < 0
-            if given_up.any():
-                classes[given_up] = super().topk_rows(hidden[given_up], most)[1]
+            values, classes = self._topk(hidden, most)
             if excluded is not None:
                 last = is_excluded(classes, excluded).int().argsort(dim=1, stable=True)
                 classes = classes.gather(1, last[:, :k])
         if excluded is not None:
             return self.log_prob_without(hidden, classes, excluded), classes
-        return self.candidate_rows(hidden, classes, 1.0), classes
+        if _records_gradients(hidden, *self.parameters()):
+            return self.candidate_rows(hidden, classes, 1.0), classes
+        return values, classes
+
+    def _topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        n_rows, dtype = len(hidden), sum_dtype(hidden.dtype)
+        values = hidden.new_full((n_rows, k), torch.nan, dtype=dtype)
+        classes = torch.full_like(values, -1, dtype=torch.int64)
+        if n_rows <= SEARCHED_ROWS and k <= SEARCHED_CLASSES:
+            # Half of the time of all classes, whose vectors are read once for all rows.
+            most = self.n_vectors * (n_rows + READING) // (2 * OF_A_SEARCH * max(1, n_rows))
+            values, classes = tree_topk(**self._walk(hidden), k=k, most_scored=most)
+        elif self.groups:
+            size = max(default_chunk_rows(hidden, self.numbers_of_a_row(hidden.device)), CHUNK_ROWS)
+            parts = [leaf_tree_topk(**self._scored(x), k=k) for x in torch.split(hidden, size)]
+            values, classes = map(torch.cat, zip(*parts, strict=True))
+        rest = (classes[:, 0] < 0).nonzero().squeeze(1)
+        if len(rest):
+            some, classes[rest] = super().topk_rows(hidden[rest], k)
+            values[rest] = some.to(dtype)
+        return values.to(dtype), classes
 
     def candidate_rows(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
         """By the ops of the training step on the rows of all candidates, or from all classes where
