@@ -402,20 +402,6 @@ def plif_ranks(_: str) -> str:
     return str(Table("", "", header, ["---"] + ["---:"] * 4, rows))
 
 
-def rates(_: str) -> str:
-    """Test perplexities by head and rate."""
-    found: dict[str, dict[str, str]] = {}
-    for model, test in named("laboratory/rates.md").part("model | test").rows:
-        head, _, factor = model.partition(", head_learning_rate_factor=")
-        found.setdefault(head, {})[factor] = test
-    header = ["rate", *found]
-    rows = [
-        [f"{float(factor):g}", *(tests[factor] for tests in found.values())]
-        for factor in found["softmax"]
-    ]
-    return str(Table("", "", header, ["---:"] * len(header), rows))
-
-
 PAIRS = "models | difference of means | 95% interval | Welch p | Welch p, Holm"
 HEADS = "model | test | p | Press rank | rank, 0.0001"
 EFFECTIVE = " | ".join(
@@ -428,8 +414,11 @@ WITHIN_SEEDS = "laboratory/gss-rates/correlation.md", "", "all points"
 LABORATORY: dict[str, Figure] = {
     "function slope": cell("laboratory/function.md", "Function", "plif", "slope of the best line"),
     "function deviation": cell("laboratory/function.md", "Function", "plif", "SD from that line"),
-    "PLIF start": _lab("plif-start", columns="model | test"),
-    "trees of an ensemble": _lab("tree", columns=" | loss | gain"),
+    "PLIF start, softmax": cell("laboratory/plif-start.md", "", "softmax", "test"),
+    "PLIF start, random": cell("laboratory/plif-start.md", "", "plif, slope_std=1.0", "test"),
+    "PLIF start, equal": cell("laboratory/plif-start.md", "", "plif, slope_std=0.0", "test"),
+    "trees, mean": cell("laboratory/tree.md", "", "mean of the trees' losses", "loss", ".2f"),
+    "trees, mixture": cell("laboratory/tree.md", "", "mixture with equal weights", "loss", ".2f"),
     "synthetic": _lab("synthetic", MODES, "head | D=4 | D=8 | D=16 | D=32"),
     "jacobian": _lab("jacobian", columns=JACOBIAN),
     "ranks": _lab("rank", columns=f"matrix | Press rank | {EFFECTIVE}"),
@@ -437,7 +426,6 @@ LABORATORY: dict[str, Figure] = {
     "grid correlation": cell(*CORRELATION, "Pearson"),
     "rates correlation": cell(*WITHIN_SEEDS, "Pearson"),
     "rates interval": cell(*WITHIN_SEEDS, "95% interval"),
-    "rates": rates,
     "tuned differences": _lab("significance-tuned/significance", "Unpaired", PAIRS),
     "heads study": _lab("study-heads", columns=HEADS),
 }
