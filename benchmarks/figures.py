@@ -262,6 +262,16 @@ def quality(_: str) -> str:
     return table.replace("shared leaves", "two levels")
 
 
+DECODING = {
+    "softmax": "softmax",
+    "C = 256, T = 4 (default)": "4 trees of two levels (default)",
+    "C = 256, T = 1": "one tree of two levels",
+    "C = 256, binary below, T = 4": "4 trees, binary below the root",
+    "binary, T = 1": "one binary tree",
+    "binary, T = 8, S = D / 2": "8 binary trees over D / 2 features",
+}
+
+
 def decoding_costs(_: str) -> str:
     """Times of queries for one row and for 32, by head."""
     table = named("cpu.md", "Decoding")
@@ -275,8 +285,8 @@ def decoding_costs(_: str) -> str:
     shown = []
     for place, unit in enumerate(first):
         rows = [
-            [head, *(costs[head, query][place] for query in queries)]
-            for head in dict.fromkeys(head for head, _ in costs)
+            [label, *(costs[head, query][place] for query in queries)]
+            for head, label in DECODING.items()
         ]
         part = Table("", "", ["", *queries], ["---"] + ["---:"] * len(queries), rows)
         shown.append(f"**{table.header[1 + place]}; 1.00 is {unit}**\n\n{part}")
@@ -315,7 +325,7 @@ GPU_ROWS = {
     "cut": "cut-cross-entropy",
     "softmax": "`hstree.Softmax`",
     "forest": "`hstree.ForestSoftmax`, 4 trees",
-    "plif": "the head `plif`, 10,000 intervals",
+    "plif": "`hstree.PLIF`, 10,000 intervals",
     "sampled": "`hstree.SampledSoftmax`, 512 negatives and the batch's targets",
     "forest-sampled": "`hstree.ForestSoftmax`, 4 trees, the same negatives",
     "adaptive": "`nn.AdaptiveLogSoftmaxWithLoss`",
