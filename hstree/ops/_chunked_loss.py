@@ -17,18 +17,8 @@ import torch
 from torch import Tensor
 
 from hstree import _onednn
-from hstree._numerics import is_batched, is_low, is_transformed, sum_dtype
-from hstree.ops._autograd import (
-    LIBRARY,
-    by_rows,
-    fold,
-    is_shared_batched,
-    no_second_derivative,
-    one_by_one,
-    refuse_transforms,
-    register_autograd,
-    unfold,
-)
+from hstree._numerics import is_low, is_transformed, sum_dtype
+from hstree.ops._gradient import once, register_gradient
 from hstree.ops._recycled import recycled
 
 GRADIENTS = 5
@@ -79,12 +69,6 @@ def add_offset(scores: Tensor, offset: Tensor, target: Tensor, dim: int) -> None
     of_target = scores.gather(dim, at)
     scores += offset.unsqueeze(1 - dim)
     scores.scatter_(dim, at, of_target)
-
-
-def with_offset(scores: Tensor, offset: Tensor, target: Tensor) -> Tensor:
-    """:func:`add_offset` of scores [R, V], in a new tensor."""
-    others = torch.arange(len(offset), device=target.device) != target[:, None]
-    return torch.where(others, scores + offset, scores)
 
 
 def write_product(out: Tensor, a: Tensor, b: Tensor, addend: Tensor | None = None) -> None:
@@ -165,7 +149,7 @@ def _is_half(problem: Any) -> bool:
 
 def _rounded(gradient: Tensor, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
     """factor * gradient in ``dtype``, in one pass; may overwrite the gradient."""
-    if is_batched(gradient) or (factor is not None and is_batched(factor)):
+    if torch.is_grad_enabled():  # create_graph
         return (gradient if factor is None else gradient * factor).to(dtype)
     if gradient.dtype != dtype:
         out = recycled(gradient, *gradient.shape, dtype=dtype)
@@ -181,30 +165,26 @@ def _rounded(gradient: Tensor, factor: Tensor | None, dtype: torch.dtype) -> Ten
 
 
 class ChunkedLoss:
-    """The operators of one kind of problem, with their derivatives and batching.
+    """The operators of one kind of problem, with their gradients.
 
     Args:
         name: name of the op.
         problem: named tuple of its first arguments, annotated as strings: tensors, of which the
             first five have gradients, then numbers. The first are the contexts, [N, ...]; the field
             target is [N], -1 for an ignored row.
-        rows: for each field the dimension of its rows; None: all rows share it.
         run: log_prob [N] and the wanted gradients for ``upstream`` [N], of a problem, ``wanted``
             and ``upstream``.
         empty: the gradients, uninitialized, of a problem and ``wanted``.
-        formula: log_prob in torch's own operators.
     """
 
     def __init__(
         self,
         name: str,
         problem: Any,
-        rows: Sequence[int | None],
         run: Callable[..., tuple[Tensor, Sequence[Tensor]]],
         empty: Callable[..., Sequence[Tensor]],
-        formula: Callable[..., Tensor],
     ) -> None:
-        self.problem, self.run, self.empty, self.formula = problem, run, empty, formula
+        self.name, self.problem, self.run, self.empty = name, problem, run, empty
         # A named tuple wraps annotations that are strings; the schema needs their text.
         types = [getattr(t, "__forward_arg__", t) for t in problem.__annotations__.values()]
         self.n_fields = len(types)
@@ -225,26 +205,24 @@ class ChunkedLoss:
             self._backward,
             lambda _, *arguments: self.empty(problem(*arguments[:-1]), arguments[-1]),
         )
-        self.rows = tuple(rows)
-        register_autograd(
+        function: Any = type(
             name,
-            self._gradient,
-            setup_context=self._save_for_backward,
-            vmap=self._vmap,
-            formula=self._formula,
+            (torch.autograd.Function,),
+            {
+                "forward": self.op,
+                "setup_context": staticmethod(self._save_for_backward),
+                "backward": staticmethod(self._gradient),
+            },
         )
-        register_autograd(
-            f"{name}_backward",
-            no_second_derivative(f"{name}_backward"),
-            vmap=self._backward_vmap,
-        )
+        self.call = register_gradient(function)
 
     @staticmethod
     def _define(name: str, arguments: str, results: str, kernel: Any, fake: Any) -> Any:
-        LIBRARY.define(f"{name}{arguments} -> {results}", tags=(torch.Tag.pt2_compliant_tag,))
-        LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"hstree::{name}", fake)
-        return getattr(torch.ops.hstree, name).default
+        name, schema = f"hstree::{name}", f"{arguments} -> {results}"
+        torch.library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag,))
+        torch.library.impl(name, "default", kernel)
+        torch.library.register_fake(name, fake)
+        return getattr(torch.ops.hstree, name.removeprefix("hstree::")).default
 
     def __call__(
         self, problem: Any, row_weight: Tensor | None, reduction: str
@@ -256,7 +234,8 @@ class ChunkedLoss:
         # of rows, and transforms, get them from the backward op.
         with_loss = torch.is_grad_enabled() and reduction != "none" and not is_transformed()
         wanted = [with_loss and t is not None and t.requires_grad for t in problem[:GRADIENTS]]
-        log_prob, loss, *_ = self.op(*problem, row_weight, reduction == "mean", wanted)
+        mean = reduction == "mean"
+        log_prob, loss, *_ = self.call(*problem, row_weight, mean, wanted)
         if reduction == "none":
             loss = -log_prob
             if row_weight is not None:
@@ -312,8 +291,7 @@ class ChunkedLoss:
                 factor = factor * _scale(_loss_weight(problem, row_weight), True)
             # The 1 of loss.backward() saves a pass over all gradients. On a GPU reading it would
             # wait.
-            readable = type(factor) is Tensor and not factor.is_cuda and not is_batched(factor)
-            if readable and factor.item() == 1:
+            if type(factor) is Tensor and not factor.is_cuda and factor.item() == 1:
                 factor = None
         else:
             weight = _loss_weight(problem, row_weight)
@@ -322,44 +300,12 @@ class ChunkedLoss:
                 upstream = upstream + grad_log_prob
             if grad_loss is not None:
                 upstream = upstream - grad_loss * _scale(weight, ctx.mean) * weight
-            gradients = self.backward_op(upstream, *problem, needed)
+            gradients = once(self.name, self.backward_op, upstream, *problem, needed)
         result = [
             _rounded(gradient, factor, tensor.dtype) if tensor is not None and need else None
             for gradient, tensor, need in zip(gradients, problem[:GRADIENTS], needed, strict=True)
         ]
         return *result, *[None] * (self.n_fields - GRADIENTS + 3)
 
-    def _vmap(self, info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
-        """Computes the log-probabilities of all rows of the batch, and from them the losses."""
-        *_, mean, wanted = arguments
-        rows = (*self.rows, 0, None, None)
-        if any(wanted) or is_shared_batched(in_dims, rows):
-            return one_by_one(self.op)(info, in_dims, *arguments)
-        flat = fold(arguments, in_dims, rows, info.batch_size)
-        log_prob, _, *gradients = self.op(*flat)
-        weight = _loss_weight(self.problem(*flat[: self.n_fields]), flat[self.n_fields])
-        log_prob, weight = (unfold(x, 0, info.batch_size) for x in (log_prob, weight))
-        loss = -(weight * log_prob).sum(1)
-        loss = loss / weight.sum(1) if mean else loss
-        return (log_prob, loss, *gradients), (0, 0, *[None] * GRADIENTS)
-
-    def _backward_vmap(self, info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
-        rows = self.rows[:GRADIENTS]
-        # The gradient of an argument without rows is a sum over the rows of one element.
-        if any(want and row is None for want, row in zip(arguments[-1], rows, strict=True)):
-            return one_by_one(self.backward_op)(info, in_dims, *arguments)
-        return by_rows(self.backward_op, (0, *self.rows, None), rows)(info, in_dims, *arguments)
-
-    def _formula(self, *arguments: Any) -> tuple[Any, ...]:
-        """The op in torch's own operators, without gradients: torch differentiates it."""
-        *fields, row_weight, mean, _wanted = arguments
-        problem = self.problem(*fields)
-        log_prob = self.formula(problem)
-        row_weight = _loss_weight(problem, row_weight)
-        loss = -(row_weight * log_prob).sum()
-        loss = loss / row_weight.sum() if mean else loss
-        return log_prob, loss, *self.empty(problem, [False] * GRADIENTS)
-
 
 torch.library.register_fake("hstree::scale_", lambda x, factor: None)
-refuse_transforms("scale_")

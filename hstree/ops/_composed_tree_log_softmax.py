@@ -1,6 +1,6 @@
-"""Log-probabilities of all classes of a mixture of trees by torch's own operators: for derivatives
-in forward mode, and for the backward pass on devices without a kernel for it. There the leaf groups
-of :func:`hstree.ops.tree_log_softmax` are wide nodes with rows of their own."""
+"""Log-probabilities of all classes of a mixture of trees by torch's own operators, for devices
+without a kernel, and for the backward pass on those without one for it. There the leaf groups of
+:func:`hstree.ops.tree_log_softmax` are wide nodes with rows of their own."""
 
 from __future__ import annotations
 

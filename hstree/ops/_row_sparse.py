@@ -69,7 +69,7 @@ def with_rows(weight: Tensor, index: Tensor, *, sparse: bool = False) -> tuple[T
     """The weight [V, ...], and its rows [K, ...]: index int64 [K], in any order, with repetitions.
 
     The gradient of both is one tensor, with the rows added into that of the weight. If the weight
-    gets none, it is row-sparse with ``sparse``. Dense under torch.func and in forward mode.
+    gets none, it is row-sparse with ``sparse``. Dense under torch.func.
     """
     if is_transformed() or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return weight, weight.index_select(0, index)

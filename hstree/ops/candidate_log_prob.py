@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree.ops._autograd import no_derivative, register_autograd
+from hstree.ops._gradient import register_no_gradient
 from hstree.ops._tree_mixture import split_arguments
 
 
@@ -82,7 +82,4 @@ def _fake(*arguments: Any) -> Tensor:
 
 
 torch.library.register_fake("hstree::candidate_log_prob", _fake)
-register_autograd(
-    "candidate_log_prob",
-    no_derivative("candidate_log_prob", "TreeEnsemble.candidate_log_prob"),
-)
+register_no_gradient("candidate_log_prob", "TreeEnsemble.candidate_log_prob")

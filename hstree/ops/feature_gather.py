@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree._numerics import sum_dtype
-from hstree.ops._autograd import by_rows, register_autograd
+from hstree.ops._gradient import once, register_gradient
 
 
 def feature_gather(hidden: Tensor, feature_index: Tensor) -> Tensor:
@@ -29,7 +28,7 @@ def feature_gather(hidden: Tensor, feature_index: Tensor) -> Tensor:
 
     Raises:
         RuntimeError: for a wrong shape, dtype or device and, on the CPU, an index out of range. On
-            CUDA an index out of range gives NaN.
+            CUDA an index out of range gives NaN. For a second derivative.
 
     Example:
         >>> import torch
@@ -38,7 +37,7 @@ def feature_gather(hidden: Tensor, feature_index: Tensor) -> Tensor:
         >>> feature_gather(torch.tensor([[1.0, 2.0, 3.0]]), index)
         tensor([[[1., 3.]]])
     """
-    output: Tensor = torch.ops.hstree.feature_gather(hidden, feature_index)
+    output: Tensor = _feature_gather(hidden, feature_index)
     return output
 
 
@@ -56,52 +55,21 @@ def _backward_fake(grad: Tensor, feature_index: Tensor, in_features: int) -> Ten
     return grad.new_empty((grad.shape[0], in_features))
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    hidden, feature_index = inputs
-    ctx.in_features = hidden.shape[1]
-    ctx.save_for_backward(feature_index)
+class FeatureGather(torch.autograd.Function):
+    forward: Any = torch.ops.hstree.feature_gather.default
 
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        hidden, feature_index = inputs
+        ctx.in_features = hidden.shape[1]
+        ctx.save_for_backward(feature_index)
 
-def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    (feature_index,) = ctx.saved_tensors
-    return torch.ops.hstree.feature_gather_backward(grad, feature_index, ctx.in_features), None
-
-
-def _save_for_second_derivative(
-    ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor
-) -> None:
-    _grad, feature_index, _in_features = inputs
-    ctx.save_for_backward(feature_index)
-
-
-def _second_derivative(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-    (feature_index,) = ctx.saved_tensors
-    return torch.ops.hstree.feature_gather(grad, feature_index), None, None
-
-
-def _formula(hidden: Tensor, feature_index: Tensor) -> Tensor:
-    return hidden[:, feature_index.long()]
-
-
-def _backward_formula(grad: Tensor, feature_index: Tensor, in_features: int) -> Tensor:
-    sums = grad.new_zeros(grad.shape[0], in_features, dtype=sum_dtype(grad.dtype))
-    each = grad.flatten(1).to(sums.dtype)
-    return sums.index_add(1, feature_index.flatten(), each).to(grad.dtype)
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        backward = torch.ops.hstree.feature_gather_backward.default
+        return once("feature_gather", backward, grad, *ctx.saved_tensors, ctx.in_features), None
 
 
 torch.library.register_fake("hstree::feature_gather", _fake)
 torch.library.register_fake("hstree::feature_gather_backward", _backward_fake)
-register_autograd(
-    "feature_gather",
-    _gradient,
-    setup_context=_save_for_backward,
-    vmap=by_rows(torch.ops.hstree.feature_gather, (0, None), 0),
-    formula=_formula,
-)
-register_autograd(
-    "feature_gather_backward",
-    _second_derivative,
-    setup_context=_save_for_second_derivative,
-    vmap=by_rows(torch.ops.hstree.feature_gather_backward, (0, None, None), 0),
-    formula=_backward_formula,
-)
+_feature_gather = register_gradient(FeatureGather)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,13 +15,11 @@ from hstree._numerics import (
     autocasts,
     blocks,
     is_cast,
-    linear_scores,
     log_add_exp,
     sum_dtype,
     without_ignored,
 )
 from hstree.ops import tree_op
-from hstree.ops._autograd import refuse_transforms
 from hstree.ops._chunked_loss import (
     ChunkedLoss,
     add_offset,
@@ -32,7 +29,6 @@ from hstree.ops._chunked_loss import (
     group_chunks,
     keeps_low,
     weight_gradient_dtype,
-    with_offset,
     write_product,
 )
 from hstree.ops.mixture_log_prob import default_chunk_rows
@@ -70,7 +66,7 @@ def forest_log_prob(
 
     The exponentials factor: on the CPU a tree costs V additions and C exponentials, on CUDA V
     exponentials in registers, and no second product with W. Neither N V nor T V numbers of a row
-    are held, except in forward mode. Deterministic.
+    are held. Deterministic.
 
     Args:
         hidden: context vectors, h [N, D].
@@ -95,8 +91,8 @@ def forest_log_prob(
 
     Raises:
         ValueError: for a wrong shape, dtype or reduction, or ``chunk_rows`` below 1.
-        RuntimeError: on the CPU, for a target or cluster out of range; for a second derivative in
-            reverse mode. On CUDA a target out of range makes its row NaN.
+        RuntimeError: on the CPU, for a target or cluster out of range; for a second derivative.
+            On CUDA a target out of range makes its row NaN.
 
     Example:
         >>> import torch
@@ -344,22 +340,6 @@ def forest_log_softmax(
     return total
 
 
-def _formula(problem: Problem) -> Tensor:
-    hidden, log_prior, cluster_score, weight, bias, cluster, target, offset, _ = problem
-    score = linear_scores(without_ignored(hidden, target == -1), weight)
-    score = score if bias is None else score + bias
-    score = score if offset is None else with_offset(score, offset, target)
-    log_prob = forest_log_softmax(score, log_prior, cluster_score, cluster)
-    chosen = log_prob.gather(1, target.clamp(0, weight.shape[0] - 1)[:, None])[:, 0]
-    return _marked(chosen, target, weight.shape[0])
-
-
-def _marked(log_prob: Tensor, target: Tensor, classes: int) -> Tensor:
-    """NaN for targets out of range and 0 for ignored ones."""
-    bad = (target < -1) | (target >= classes)
-    return log_prob.masked_fill(bad, math.nan).masked_fill(target == -1, 0.0)
-
-
 def _gradient_fake(
     score: Tensor,
     cluster_score: Tensor,
@@ -376,6 +356,4 @@ def _gradient_fake(
 
 
 torch.library.register_fake("hstree::forest_gradient_", _gradient_fake)
-refuse_transforms("forest_gradient_")
-_ROWS = (0, 0, 0, None, None, None, 0, None, None)
-LOSS = ChunkedLoss("forest_log_prob", Problem, _ROWS, _run, _empty_gradients, _formula)
+LOSS = ChunkedLoss("forest_log_prob", Problem, _run, _empty_gradients)

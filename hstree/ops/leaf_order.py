@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-
-from hstree.ops._autograd import fold, no_second_derivative, one_by_one, register_autograd, unfold
 
 
 def leaf_order(target: Tensor, leaf_position: Tensor) -> Tensor:
@@ -46,20 +42,4 @@ def _fake(target: Tensor, leaf_position: Tensor) -> Tensor:
     return target.new_empty((leaf_position.shape[0], target.shape[0]))
 
 
-def _vmap(info: Any, in_dims: Any, target: Tensor, leaf_position: Tensor) -> tuple[Tensor, int]:
-    op = torch.ops.hstree.leaf_order
-    if in_dims[1] is not None:
-        return one_by_one(op)(info, in_dims, target, leaf_position)
-    (rows,) = fold((target,), in_dims[:1], (0,), info.batch_size)
-    return split_order(op(rows, leaf_position), info.batch_size), 1
-
-
-def split_order(order: Tensor, size: int) -> Tensor:
-    """The order [T, size, N] of the rows of each element of a batch, from that of all rows."""
-    rows = order.shape[1] // size
-    by_element = (order // rows).argsort(dim=1, stable=True)
-    return unfold(order.gather(1, by_element) % rows, 1, size)
-
-
 torch.library.register_fake("hstree::leaf_order", _fake)
-register_autograd("leaf_order", no_second_derivative("leaf_order"), vmap=_vmap)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree.ops._autograd import by_rows, no_derivative, register_autograd
+from hstree.ops._gradient import register_no_gradient
 
 
 def leaf_tree_topk(
@@ -74,8 +74,4 @@ def _fake(leaf_score: Tensor, leaf_bias: Tensor, score: Tensor, *rest: Any) -> A
 
 
 torch.library.register_fake("hstree::leaf_tree_topk", _fake)
-register_autograd(
-    "leaf_tree_topk",
-    no_derivative("leaf_tree_topk", "TreeEnsemble.topk"),
-    vmap=by_rows(torch.ops.hstree.leaf_tree_topk, (0, None, 2, 0, *[None] * 6), (0, 0)),
-)
+register_no_gradient("leaf_tree_topk", "TreeEnsemble.topk")

@@ -7,17 +7,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hstree._numerics import autocasts, linear_scores, log_sum_exp, sum_dtype, without_ignored
+from hstree._numerics import autocasts, sum_dtype
 from hstree.ops._chunked_loss import (
     ChunkedLoss,
     check_decoder,
     check_offset,
     keeps_low,
-    with_offset,
 )
 from hstree.ops._mixture_chunks import Problem, empty_gradients, run
 from hstree.ops.logit_function import IDENTITY, LogitFunction
-from hstree.ops.target_log_softmax import formula as monotone_formula
 
 CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**29}
 """Default size of a chunk of logits, by device."""
@@ -48,8 +46,8 @@ def mixture_log_prob(
         log_prob = log_prob.gather(1, target[:, None]).squeeze(1)
         loss = -(row_weight * log_prob).sum() / row_weight.sum()
 
-    Memory in addition to the arguments and the gradients: O(chunk_rows K V), or O(N K V) in forward
-    mode; in 16 bits on a GPU also 2 V min(N K, 4 D) bytes. The gradients of a sum or mean are
+    Memory in addition to the arguments and the gradients: O(chunk_rows K V); in 16 bits
+    on a GPU also 2 V min(N K, 4 D) bytes. The gradients of a sum or mean are
     computed with the loss, with three matrix products for a component in total. Logits of bfloat16
     and float16 are float32: on a CPU the weight is cast in small blocks. Deterministic if the
     matrix products are.
@@ -153,21 +151,4 @@ def _check(
         )
 
 
-def _formula(problem: Problem) -> Tensor:
-    latent, log_prior, weight, bias, table, target, offset, c, k, radius, _ = problem
-    components = latent.shape[1]
-    latent = without_ignored(latent, target == -1)
-    logits = linear_scores(latent.flatten(0, 1), weight)
-    logits = logits if bias is None else logits + bias
-    of_components = target.repeat_interleave(components)
-    if offset is not None:
-        logits = with_offset(logits, offset, of_components)
-    log_prob: Tensor = monotone_formula(logits, of_components, c, k, table, radius)[0]
-    if log_prior is not None:
-        joint = log_prior + log_prob.view(-1, components)
-        log_prob = log_sum_exp(joint, 1).masked_fill(target == -1, 0)
-    return log_prob
-
-
-_ROWS = (0, 0, None, None, None, 0, None, None, None, None, None)
-LOSS = ChunkedLoss("mixture_log_prob", Problem, _ROWS, run, empty_gradients, _formula)
+LOSS = ChunkedLoss("mixture_log_prob", Problem, run, empty_gradients)

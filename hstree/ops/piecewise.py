@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree._numerics import sum_dtype
-from hstree.ops._autograd import no_second_derivative, one_by_one, register_autograd
+from hstree.ops._gradient import once, register_gradient
 
 
 def piecewise(input: Tensor, table: Tensor, radius: float) -> Tensor:
@@ -31,8 +30,7 @@ def piecewise(input: Tensor, table: Tensor, radius: float) -> Tensor:
     in 64-bit integers, and beyond [-R, R] in float64 in a fixed order: it is bitwise identical on
     every run and for every number of threads. A NaN or infinite upstream gradient makes it NaN for
     all intervals, a NaN in ``input`` for the first interval, an infinity in ``input`` for the
-    interval at its end. The backward pass holds the gradients and O(K) sums. Forward mode holds the
-    coefficients of every element.
+    interval at its end. The backward pass holds the gradients and O(K) sums.
 
     Args:
         input: arguments of f, any shape: float32, float64, bfloat16 or float16.
@@ -46,8 +44,7 @@ def piecewise(input: Tensor, table: Tensor, radius: float) -> Tensor:
         where the slope is 0.
 
     Raises:
-        RuntimeError: for a wrong shape, dtype, device or radius; for a second derivative in reverse
-            mode.
+        RuntimeError: for a wrong shape, dtype, device or radius; for a second derivative.
 
     Example:
         >>> import torch
@@ -56,7 +53,7 @@ def piecewise(input: Tensor, table: Tensor, radius: float) -> Tensor:
         >>> piecewise(torch.tensor([-2.0, -1.0, 0.0, 0.5, 2.0]), table, 1.0)
         tensor([-3.0000,  0.0000,  3.0000,  3.5000,  5.0000])
     """
-    output: Tensor = torch.ops.hstree.piecewise(input, table, radius)
+    output: Tensor = _piecewise(input, table, radius)
     return output
 
 
@@ -70,44 +67,22 @@ def _backward_fake(
     return input.new_empty(input.shape), table.new_empty(table.shape)
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
-    input, table, ctx.radius = inputs
-    ctx.save_for_backward(input, table)
+class Piecewise(torch.autograd.Function):
+    forward: Any = torch.ops.hstree.piecewise.default
 
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+        input, table, ctx.radius = inputs
+        ctx.save_for_backward(input, table)
 
-def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-    input, table = ctx.saved_tensors
-    grad_input, grad_table = torch.ops.hstree.piecewise_backward(grad, input, table, ctx.radius)
-    return grad_input, grad_table, None
-
-
-def _vmap(
-    info: Any, in_dims: Any, input: Tensor, table: Tensor, radius: float
-) -> tuple[Tensor, int]:
-    op = torch.ops.hstree.piecewise
-    if in_dims[1] is not None:
-        return one_by_one(op)(info, in_dims, input, table, radius)
-    return op(input, table, radius), in_dims[0]
-
-
-def _formula(input: Tensor, table: Tensor, radius: float) -> Tensor:
-    dtype = sum_dtype(input.dtype)
-    intervals = len(table)
-    scaled = input.to(dtype) * (intervals / (2 * radius))
-    j = (scaled.detach() + intervals / 2).floor().nan_to_num(0.0).clamp(0, intervals - 1)
-    u = scaled + (intervals / 2 - j)  # beyond [0, 1] outside [-radius, radius]
-    inside = u.clamp(0, 1)
-    *lower, value = table[j.long()].unbind(-1)
-    slope = torch.zeros_like(u)
-    # Horner's rule for the value and its derivative.
-    for a in reversed(lower):
-        value, slope = value * inside + a, slope * inside + value
-    return (value + slope * (u - inside)).to(input.dtype)
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        backward = torch.ops.hstree.piecewise_backward.default
+        gradients = once("piecewise", backward, grad, *ctx.saved_tensors, ctx.radius)
+        grad_input, grad_table = gradients
+        return grad_input, grad_table, None
 
 
 torch.library.register_fake("hstree::piecewise", _fake)
 torch.library.register_fake("hstree::piecewise_backward", _backward_fake)
-register_autograd(
-    "piecewise", _gradient, setup_context=_save_for_backward, vmap=_vmap, formula=_formula
-)
-register_autograd("piecewise_backward", no_second_derivative("piecewise_backward"))
+_piecewise = register_gradient(Piecewise)

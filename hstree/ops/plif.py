@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from hstree._numerics import sum_dtype
-from hstree.ops._autograd import define, register_autograd
 from hstree.ops.piecewise import piecewise
 
 
@@ -98,36 +97,34 @@ def plif_table(slopes: Tensor, radius: float = 20.0) -> Tensor:
     if not 0 < radius < math.inf:
         raise RuntimeError(f"radius: expected a finite number greater than 0, got {radius}")
     rise = slopes.double() * (2 * radius / slopes.shape[0])
-    knots: Tensor = _exclusive_sums_op(rise)
-    return torch.stack([knots, rise], dim=1).to(sum_dtype(slopes.dtype))
+    return torch.stack([_exclusive_sums(rise), rise], dim=1).to(sum_dtype(slopes.dtype))
 
 
-def _exclusive_sums(terms: Tensor) -> Tensor:
+class _ExclusiveSums(torch.autograd.Function):
     """Exclusive prefix sums of the terms [..., K], in float64; all NaN if a term is not finite.
 
     Summed as integers, because a floating-point cumsum on a GPU differs between runs.
     """
-    bound = terms.abs().amax(-1, keepdim=True) * terms.shape[-1]
-    # Multiples of one power of two that fit 62 bits: sums of whole numbers are exact in any order.
-    exponent = torch.frexp(bound).exponent.clamp(min=-961)
-    scale = (62 - exponent).double().exp2().masked_fill(~bound.isfinite(), math.nan)
-    whole = (terms * scale).round().long()
-    return (whole.cumsum(-1) - whole) / scale
+
+    @staticmethod
+    def forward(terms: Tensor) -> Tensor:
+        bound = terms.abs().amax(-1, keepdim=True) * terms.shape[-1]
+        # Multiples of one power of two that fit 62 bits: sums of whole numbers are exact in any
+        # order.
+        exponent = torch.frexp(bound).exponent.clamp(min=-961)
+        scale = (62 - exponent).double().exp2().masked_fill(~bound.isfinite(), math.nan)
+        whole = (terms * scale).round().long()
+        return (whole.cumsum(-1) - whole) / scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _exclusive_sums(grad.flip(-1)).flip(-1)
 
 
-def _gradient(ctx: Any, grad: Tensor) -> Tensor:
-    sums: Tensor = _exclusive_sums_op(grad.flip(-1))
-    return sums.flip(-1)
-
-
-def _vmap(info: Any, in_dims: Any, terms: Tensor) -> tuple[Tensor, int]:
-    return _exclusive_sums_op(terms.movedim(in_dims[0], 0)), 0
-
-
-_exclusive_sums_op: Any = define("exclusive_sums", _exclusive_sums, torch.empty_like)
-register_autograd(
-    "exclusive_sums",
-    _gradient,
-    vmap=_vmap,
-    formula=lambda terms: terms.cumsum(-1) - terms,
-)
+def _exclusive_sums(terms: Tensor) -> Tensor:
+    sums: Tensor = _ExclusiveSums.apply(terms)  # type: ignore[no-untyped-call]
+    return sums

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree.ops._autograd import no_derivative, register_autograd
+from hstree.ops._gradient import register_no_gradient
 from hstree.ops._tree_mixture import split_arguments
 
 
@@ -89,7 +89,4 @@ def _fake(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 torch.library.register_fake("hstree::sample", _fake)
-register_autograd(
-    "sample",
-    no_derivative("sample", "TreeEnsemble.candidate_log_prob"),
-)
+register_no_gradient("sample", "TreeEnsemble.candidate_log_prob")

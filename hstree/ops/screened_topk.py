@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hstree.ops._autograd import no_derivative, register_autograd
+from hstree.ops._gradient import register_no_gradient
 
 BLOCK = 16
 """Classes of a block of the preview."""
@@ -151,4 +151,4 @@ def _fake(query: Tensor, *rest: Any) -> Any:
 
 
 torch.library.register_fake("hstree::screened_topk", _fake)
-register_autograd("screened_topk", no_derivative("screened_topk", "a linear layer"))
+register_no_gradient("screened_topk", "a linear layer")

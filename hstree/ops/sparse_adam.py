@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hstree.ops._autograd import refuse_transforms
-
 
 def sparse_adam_(
     weight: Tensor,
@@ -80,4 +78,3 @@ def sparse_adam_(
 
 
 torch.library.register_fake("hstree::sparse_adam_", lambda *_: None)
-refuse_transforms("sparse_adam_")

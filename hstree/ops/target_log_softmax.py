@@ -3,23 +3,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hstree._numerics import is_transformed
-from hstree.ops._autograd import (
-    by_rows,
-    define,
-    no_second_derivative,
-    one_by_one,
-    refuse_transforms,
-    register_autograd,
-)
+from hstree.ops._gradient import once, register_gradient
 from hstree.ops._recycled import recycled
-from hstree.ops.logit_function import LogitFunction
 
 
 def target_log_softmax(
@@ -45,7 +36,7 @@ def target_log_softmax(
         log_prob = log_prob.gather(1, target[:, None]).squeeze(1)
 
     The backward pass computes the probabilities again, in a copy of ``logits`` that becomes their
-    gradient. No other tensor of size R V is held, except in forward mode. The gradient of ``table``
+    gradient. No other tensor of size R V is held. The gradient of ``table``
     is summed as in :func:`hstree.ops.piecewise`: bitwise identical on every run.
 
     Args:
@@ -63,7 +54,7 @@ def target_log_softmax(
 
     Raises:
         RuntimeError: for a wrong shape, dtype, device or number and, on the CPU, a target out of
-            range; for a second derivative in reverse mode. On CUDA a target out of range makes its
+            range; for a second derivative. On CUDA a target out of range makes its
             row NaN.
 
     Example:
@@ -77,7 +68,7 @@ def target_log_softmax(
     monotonic pointwise non-linearities, ICML 2019; Kanai, Fujiwara, Yamanaka and Adachi,
     Sigsoftmax: reanalysis of the softmax bottleneck, NeurIPS 2018.
     """
-    log_prob: Tensor = torch.ops.hstree.target_log_softmax(logits, target, c, k, table, radius)[0]
+    log_prob: Tensor = _target_log_softmax(logits, target, c, k, table, radius)[0]
     return log_prob
 
 
@@ -126,7 +117,7 @@ def _backward(
     k: float,
     table: Tensor | None,
     radius: float,
-    table_gradient: bool = True,
+    table_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of logits and table, by the in-place op on a copy."""
     grad = recycled(logits, *logits.shape).copy_(logits)
@@ -165,70 +156,30 @@ def _gradient_fake(
     return _fake(logits)[0], _grad_table(logits, *rest)
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    logits, target, ctx.c, ctx.k, table, ctx.radius = inputs
-    log_normalizer = output[1]
-    ctx.mark_non_differentiable(log_normalizer)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(logits, target, log_normalizer, table)
+class TargetLogSoftmax(torch.autograd.Function):
+    forward: Any = torch.ops.hstree.target_log_softmax.default
 
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        logits, target, ctx.c, ctx.k, table, ctx.radius = inputs
+        log_normalizer = output[1]
+        ctx.mark_non_differentiable(log_normalizer)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(logits, target, log_normalizer, table)
 
-def _gradient(ctx: Any, grad_log_prob: Tensor | None, grad_log_normalizer: None) -> Any:
-    if grad_log_prob is None:
-        return (None,) * 6
-    logits, target, log_normalizer, table = ctx.saved_tensors
-    wanted = table is not None and ctx.needs_input_grad[4]
-    function = (ctx.c, ctx.k, table, ctx.radius)
-    grad, grad_table = _backward_op(
-        logits, grad_log_prob, target, log_normalizer, *function, wanted
-    )
-    return grad, None, None, None, grad_table.to(logits.dtype) if wanted else None, None
-
-
-def _backward_vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-    *_, table_gradient = inputs
-    if table_gradient:
-        return one_by_one(_backward_op)(info, in_dims, *inputs)
-    return by_rows(_backward_op, (0, 0, 0, 0, *[None] * 5), (0, None))(info, in_dims, *inputs)
-
-
-def formula(
-    logits: Tensor,
-    target: Tensor,
-    c: float,
-    k: float,
-    table: Tensor | None,
-    radius: float,
-) -> tuple[Tensor, Tensor]:
-    """The op in torch's own operators."""
-    function = LogitFunction(c, k, table, radius)
-    never = logits == -math.inf  # probability 0 for any f
-    value = function(logits.masked_fill(never, 0.0)).masked_fill(never, -math.inf)
-    normalizer = value.logsumexp(1)
-    classes = logits.shape[1]
-    chosen = value.gather(1, target.clamp(0, classes - 1)[:, None]).squeeze(1)
-    bad = (target < -1) | (target >= classes)
-    log_prob = (chosen - normalizer).masked_fill(bad, math.nan).masked_fill(target == -1, 0.0)
-    return log_prob, normalizer.detach()
+    @staticmethod
+    def backward(ctx: Any, grad_log_prob: Tensor | None, grad_log_normalizer: None) -> Any:
+        if grad_log_prob is None:
+            return (None,) * 6
+        logits, target, log_normalizer, table = ctx.saved_tensors
+        wanted = table is not None and ctx.needs_input_grad[4]
+        rows = logits, grad_log_prob, target, log_normalizer
+        function = ctx.c, ctx.k, table, ctx.radius
+        grad, grad_table = once("target_log_softmax", _backward, *rows, *function, wanted)
+        return grad, None, None, None, grad_table.to(logits.dtype) if wanted else None, None
 
 
 torch.library.register_fake("hstree::target_log_softmax", _fake)
 torch.library.register_fake("hstree::target_log_softmax_backward_", _backward_fake)
 torch.library.register_fake("hstree::target_log_softmax_gradient_", _gradient_fake)
-_backward_op: Any = define(
-    "target_log_softmax_backward",
-    _backward,
-    lambda logits, *rest: (torch.empty_like(logits), _backward_fake(logits, *rest)),
-)
-register_autograd(
-    "target_log_softmax",
-    _gradient,
-    setup_context=_save_for_backward,
-    vmap=by_rows(torch.ops.hstree.target_log_softmax, (0, 0, *[None] * 4), (0, 0)),
-    formula=formula,
-)
-for _name in ("target_log_softmax_backward_", "target_log_softmax_gradient_"):
-    refuse_transforms(_name)
-register_autograd(
-    "target_log_softmax_backward", no_second_derivative("target_log_softmax"), vmap=_backward_vmap
-)
+_target_log_softmax = register_gradient(TargetLogSoftmax)

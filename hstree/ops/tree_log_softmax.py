@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree.ops._autograd import LIBRARY, by_rows, no_second_derivative, register_autograd
 from hstree.ops._composed_tree_log_softmax import (
     composed_backward,
     composed_log_prob,
@@ -15,6 +14,7 @@ from hstree.ops._composed_tree_log_softmax import (
     with_leaf_rows,
     without_leaf_rows,
 )
+from hstree.ops._gradient import once, register_gradient
 
 
 def tree_log_softmax(
@@ -49,8 +49,8 @@ def tree_log_softmax(
     largest, where no group has less than 1e-25 of it. Threads divide the
     contexts, the trees and the classes. Deterministic for any number of threads. On CUDA the
     forward pass is deterministic, without atomics and without waiting for the device.
-    Differentiable once in reverse mode. Forward mode, and the backward pass on CUDA, hold the
-    log-probabilities of all edges several times.
+    Differentiable once. The backward pass on CUDA holds the log-probabilities of all edges several
+    times.
 
     Args:
         score: scores of the nodes, [T, R, N], float32 or float64: R rows for each tree, N contexts.
@@ -93,7 +93,7 @@ def tree_log_softmax(
     """
     if leaf_score is not None and leaf_bias is not None:
         if score.device.type in ("cpu", "cuda"):
-            shared: Tensor = torch.ops.hstree.leaf_tree_log_softmax(
+            shared: Tensor = _leaf_tree_log_softmax(
                 leaf_score, leaf_bias, score, log_gate, node, edge, wide_begin, root_begin,
                 n_classes,
             )  # fmt: skip
@@ -106,7 +106,7 @@ def tree_log_softmax(
         raise ValueError(f"leaf_{missing}: expected a tensor with leaf_{given}, got None")
     if score.device.type not in ("cpu", "cuda"):
         return composed_log_prob(score, log_gate, node, edge, n_classes, wide_begin, root_begin)
-    log_prob: Tensor = torch.ops.hstree.tree_log_softmax(
+    log_prob: Tensor = _tree_log_softmax(
         score, log_gate, node, edge, wide_begin, root_begin, n_classes
     )
     return log_prob
@@ -125,53 +125,46 @@ def _backward_fake(
     return score.new_empty(score.shape), log_gate.new_empty(log_gate.shape)
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.wide_begin, ctx.root_begin, _classes = inputs
-    ctx.save_for_backward(output, *tensors)
+class TreeLogSoftmax(torch.autograd.Function):
+    forward: Any = torch.ops.hstree.tree_log_softmax.default
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.wide_begin, ctx.root_begin, _classes = inputs
+        ctx.save_for_backward(output, *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        backward = torch.ops.hstree.tree_log_softmax_backward.default
+        begins = ctx.wide_begin, ctx.root_begin
+        gradients = once("tree_log_softmax", backward, grad, *ctx.saved_tensors, *begins)
+        return *gradients, *[None] * 5
 
 
-def _gradient(ctx: Any, grad: Tensor) -> Any:
-    grad_score, grad_log_gate = torch.ops.hstree.tree_log_softmax_backward(
-        grad, *ctx.saved_tensors, ctx.wide_begin, ctx.root_begin
-    )
-    return grad_score, grad_log_gate, None, None, None, None, None
+class LeafTreeLogSoftmax(torch.autograd.Function):
+    forward: Any = torch.ops.hstree.leaf_tree_log_softmax.default
 
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.wide_begin, ctx.root_begin, ctx.classes = inputs
+        ctx.save_for_backward(output, *tensors)
 
-def _formula(
-    score: Tensor,
-    log_gate: Tensor,
-    node: Tensor,
-    edge: Tensor,
-    wide_begin: int,
-    root_begin: int,
-    classes: int,
-) -> Tensor:
-    return composed_log_prob(score, log_gate, node, edge, classes, wide_begin, root_begin)
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        numbers = ctx.wide_begin, ctx.root_begin, ctx.classes
+        gradients = once(
+            "leaf_tree_log_softmax", _leaf_gradients, grad, *ctx.saved_tensors, *numbers
+        )
+        return *gradients, *[None] * 5
 
 
 def _leaf_fake(leaf_score: Tensor, leaf_bias: Tensor, *rest: Any) -> Tensor:
     return _fake(*rest)
 
 
-def _save_leaves_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.wide_begin, ctx.root_begin, ctx.classes = inputs
-    ctx.save_for_backward(output, *tensors)
-
-
-def _leaf_gradient(ctx: Any, grad: Tensor) -> Any:
-    """Of the leaf groups as wide nodes."""
-    log_prob, leaf_score, leaf_bias, score, log_gate, node, edge = ctx.saved_tensors
-    classes = leaf_classes(node, edge, ctx.root_begin - ctx.wide_begin, ctx.classes)
-    score = with_leaf_rows(score, leaf_score, leaf_bias, classes, ctx.root_begin)
-    begins = ctx.wide_begin, ctx.root_begin + ctx.classes
-    grad, grad_log_gate = torch.ops.hstree.tree_log_softmax_backward(
-        grad, log_prob, score, log_gate, node, edge, *begins
-    )
-    grad_score, grad_leaf_score, grad_leaf_bias = without_leaf_rows(grad, classes, ctx.root_begin)
-    return grad_leaf_score, grad_leaf_bias, grad_score, grad_log_gate, *[None] * 5
-
-
-def _leaf_formula(
+def _leaf_gradients(
+    grad: Tensor,
+    log_prob: Tensor,
     leaf_score: Tensor,
     leaf_bias: Tensor,
     score: Tensor,
@@ -180,35 +173,23 @@ def _leaf_formula(
     edge: Tensor,
     wide_begin: int,
     root_begin: int,
-    classes: int,
-) -> Tensor:
-    of_rows = leaf_classes(node, edge, root_begin - wide_begin, classes)
-    score = with_leaf_rows(score, leaf_score, leaf_bias, of_rows, root_begin)
-    root_begin += classes
-    return composed_log_prob(score, log_gate, node, edge, classes, wide_begin, root_begin)
+    n_classes: int,
+) -> tuple[Tensor, ...]:
+    """Those of the first four arguments, of the leaf groups as wide nodes."""
+    classes = leaf_classes(node, edge, root_begin - wide_begin, n_classes)
+    score = with_leaf_rows(score, leaf_score, leaf_bias, classes, root_begin)
+    begins = wide_begin, root_begin + n_classes
+    grad, grad_log_gate = torch.ops.hstree.tree_log_softmax_backward(
+        grad, log_prob, score, log_gate, node, edge, *begins
+    )
+    grad_score, grad_leaf_score, grad_leaf_bias = without_leaf_rows(grad, classes, root_begin)
+    return grad_leaf_score, grad_leaf_bias, grad_score, grad_log_gate
 
 
 # Where there is no kernel.
-LIBRARY.impl("tree_log_softmax_backward", composed_backward, "CompositeExplicitAutograd")
+torch.library.impl("hstree::tree_log_softmax_backward", "default", composed_backward)
 torch.library.register_fake("hstree::tree_log_softmax", _fake)
 torch.library.register_fake("hstree::leaf_tree_log_softmax", _leaf_fake)
 torch.library.register_fake("hstree::tree_log_softmax_backward", _backward_fake)
-register_autograd(
-    "tree_log_softmax",
-    _gradient,
-    setup_context=_save_for_backward,
-    vmap=by_rows(torch.ops.hstree.tree_log_softmax, (2, 0, *[None] * 5), 0),
-    formula=_formula,
-)
-register_autograd(
-    "tree_log_softmax_backward",
-    no_second_derivative("tree_log_softmax_backward"),
-    vmap=by_rows(torch.ops.hstree.tree_log_softmax_backward, (0, 0, 2, 0, *[None] * 4), (2, 0)),
-)
-register_autograd(
-    "leaf_tree_log_softmax",
-    _leaf_gradient,
-    setup_context=_save_leaves_for_backward,
-    vmap=by_rows(torch.ops.hstree.leaf_tree_log_softmax, (0, None, 2, 0, *[None] * 5), 0),
-    formula=_leaf_formula,
-)
+_tree_log_softmax = register_gradient(TreeLogSoftmax)
+_leaf_tree_log_softmax = register_gradient(LeafTreeLogSoftmax)

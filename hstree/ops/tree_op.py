@@ -12,34 +12,16 @@ kept for the backward pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hstree._numerics import autocasts, is_transformed, sum_dtype
-from hstree.ops._autograd import (
-    LIBRARY,
-    fold,
-    is_shared_batched,
-    no_second_derivative,
-    one_by_one,
-    register_autograd,
-    unfold,
-)
+from hstree.ops._gradient import once, register_gradient
 from hstree.ops._row_sparse import cast, sparse_gradient
-from hstree.ops.leaf_order import leaf_order, split_order
 
 Operator = Callable[..., Any]
-OnPaths = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
-"""Function for log_prob [N, T] and scores [N, T, longest]. Its arguments: a function that scores
-rows [N, T, longest] of the weight, begin and end [N, T] of the paths in the table, the table, and
-longest."""
-
-_ROWS = (0, None, None, 0, *[None] * 5)  # row dimensions of hidden to longest
-_BACKWARD_ROWS = (0, 0, None, 0, *[None] * 4, 0)  # of grad_log_prob to score
 
 
 class TreeOp:
@@ -47,26 +29,27 @@ class TreeOp:
 
     Args:
         name: name of the op.
-        on_paths: the op on the paths of the targets.
         shared: whether all trees read the rows of one weight [V, D], through ``leaf_class``.
     """
 
-    def __init__(self, name: str, on_paths: OnPaths, *, shared: bool = False) -> None:
-        self.on_paths = on_paths
+    def __init__(self, name: str, *, shared: bool = False) -> None:
+        self.name = name
         self.shared = shared
         backward = f"{name}_backward"
         self.forward: Operator = getattr(torch.ops.hstree, name).default
         self.backward: Operator = getattr(torch.ops.hstree, backward).default
         torch.library.register_fake(f"hstree::{name}", self._forward_fake)
         torch.library.register_fake(f"hstree::{backward}", self._backward_fake)
-        register_autograd(
+        function: Any = type(
             name,
-            self._dense_gradient,
-            setup_context=_save_for_backward,
-            vmap=self._vmap,
-            formula=self._formula,
+            (torch.autograd.Function,),
+            {
+                "forward": self.forward,
+                "setup_context": staticmethod(_save_for_backward),
+                "backward": staticmethod(self._dense_gradient),
+            },
         )
-        register_autograd(backward, no_second_derivative(backward), vmap=self._backward_vmap)
+        self.call = register_gradient(function)
 
     def __call__(self, sparse: bool, *inputs: Any) -> Tensor:
         """log_prob [N, T]."""
@@ -77,7 +60,7 @@ class TreeOp:
                 uncompiled_log_prob: Tensor = uncompiled(apply_sparse, self, *inputs)
                 return uncompiled_log_prob
             return apply_sparse(self, *inputs)
-        log_prob: Tensor = self.forward(*self.autocast(*inputs))[0]
+        log_prob: Tensor = self.call(*self.autocast(*inputs))[0]
         return log_prob
 
     def autocast(
@@ -95,78 +78,9 @@ class TreeOp:
         if grad_log_prob is None:
             return (None,) * 10
         needed = ctx.needs_input_grad[:3]
-        gradients = self.backward(grad_log_prob, *ctx.saved_tensors, needed, False)
+        gradients = once(self.name, self.backward, grad_log_prob, *ctx.saved_tensors, needed, False)
         wanted = zip(gradients, needed, strict=False)
         return *(gradient if need else None for gradient, need in wanted), *[None] * 7
-
-    def _vmap(self, info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-        *shared, given = inputs
-        *dims, _ = in_dims
-        if is_shared_batched(dims, _ROWS):
-            return one_by_one(self.forward)(info, in_dims, *inputs)
-        flat = fold(shared, dims, _ROWS, info.batch_size)
-        log_prob, score, order, plan = self.forward(*flat, None)
-        outputs = [unfold(x, 0, info.batch_size) for x in (log_prob, score)]
-        if given is not None:
-            return (*outputs, order[:0, :0], plan[:0]), (0, 0, None, None)
-        return (*outputs, split_order(order, info.batch_size), plan[:0]), (0, 0, 1, None)
-
-    def _backward_vmap(self, info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-        """Gradients of hidden alone in one call; without order and plan, which are those of one
-        element of the batch."""
-        *shared, _order, _plan, needed, _sparse = inputs
-        *dims, _, _, _, _ = in_dims
-        # The gradient of a weight is a sum over the rows of one element.
-        if any(needed[1:]) or is_shared_batched(dims, _BACKWARD_ROWS):
-            return one_by_one(self.backward)(info, in_dims, *inputs)
-        flat = fold(shared, dims, _BACKWARD_ROWS, info.batch_size)
-        grad_hidden, *others = self.backward(*flat, None, None, needed, False)
-        return (unfold(grad_hidden, 0, info.batch_size), *others), (0, None, None, None, None)
-
-    def _formula(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        target: Tensor,
-        offset: Tensor,
-        path: Tensor,
-        leaf_position: Tensor,
-        index: Tensor | None,
-        longest: int,
-        order: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The op in torch's own operators. It holds the vectors of all nodes on the paths
-        [N, T, longest, S]."""
-        trees, classes = leaf_position.shape
-        dtype = sum_dtype(hidden.dtype)
-        if index is None or self.shared:
-            x = hidden.unsqueeze(1).expand(-1, trees, -1)
-        else:
-            x = hidden[:, index.long()]
-        tree = torch.arange(trees, device=hidden.device).unsqueeze(1)
-
-        def score_of(row: Tensor) -> Tensor:
-            if self.shared and index is not None:
-                row = index[tree, row].long()
-            rows = weight[row] if self.shared else weight[tree, row]
-            score = (rows.to(dtype) @ x.to(dtype).unsqueeze(-1)).squeeze(-1)
-            return score if bias is None else score + bias[tree, row]
-
-        known = target.clamp(0, classes - 1)
-        begin, end = (offset[:, y].t().contiguous() for y in (known, known + 1))
-        # Marked targets have an empty path.
-        end = torch.where((target == known).unsqueeze(1), end, begin)
-        if len(path):
-            log_prob, score = self.on_paths(score_of, begin, end, path, longest)
-        else:  # no node of this kind: 0, with a gradient of 0
-            zeros = hidden[:, :0].sum(1, dtype=dtype) + weight.flatten()[:0].sum(dtype=dtype)
-            log_prob = zeros.unsqueeze(1).expand(-1, trees)
-            score = log_prob.unsqueeze(2).expand(-1, -1, longest)
-        log_prob = log_prob.masked_fill((target >= classes).unsqueeze(1), torch.nan)
-        # The result of an op must not be one of its arguments.
-        order = leaf_order(target, leaf_position) if order is None else order[:0, :0]
-        return log_prob, score.detach(), order, order.new_empty(0, dtype=torch.int32)
 
     def _forward_fake(
         self,
@@ -240,10 +154,7 @@ def _save(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
     """Save the arguments of the backward op from hidden to plan."""
     hidden, weight, _bias, *tables, _longest, given = inputs
     _log_prob, score, order, plan = outputs
-    # The rows of torch.func.vmap may be those of a part of the batch, to which the plan does not
-    # belong.
-    with_plan = has_plan(hidden) and not is_transformed()
-    kept = (score, order if given is None else given, plan if with_plan else None)
+    kept = (score, order if given is None else given, plan if has_plan(hidden) else None)
     ctx.save_for_backward(hidden, weight, *tables, *kept)
 
 
@@ -268,16 +179,10 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     _save(ctx, inputs, output)
 
 
-def _without_autograd() -> AbstractContextManager[Any]:
-    """Skips the op's autograd kernel, a detour through Python, where no graph is recorded."""
-    return nullcontext() if torch.is_grad_enabled() else torch._C._AutoDispatchBelowAutograd()
-
-
 class _SparseGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: TreeOp, *inputs: Any) -> Tensor:
-        with _without_autograd():
-            output = op.forward(*inputs)
+        output = op.forward(*inputs)
         _hidden, _weight, bias, *_ = inputs
         ctx.op, ctx.bias = op, bias
         _save(ctx, inputs, output)
@@ -288,10 +193,9 @@ class _SparseGradient(torch.autograd.Function):
     def backward(ctx: Any, grad_log_prob: Tensor) -> Any:
         _, *needed = ctx.needs_input_grad[:4]
         sparse = any(needed[1:])  # on CUDA the index waits for the device
-        with _without_autograd():
-            grad_hidden, rows, bias_rows, index, bias_index = ctx.op.backward(
-                grad_log_prob, *ctx.saved_tensors, needed, sparse
-            )
+        grad_hidden, rows, bias_rows, index, bias_index = once(
+            ctx.op.name, ctx.op.backward, grad_log_prob, *ctx.saved_tensors, needed, sparse
+        )
         _hidden, weight, *_ = ctx.saved_tensors
         shared = ctx.op.shared
         of_hidden, of_weight, of_bias = needed
@@ -309,57 +213,15 @@ def apply_sparse(op: TreeOp, *inputs: Any) -> Tensor:
     """log_prob [N, T] with row-sparse gradients, or dense ones under a transform."""
     inputs = op.autocast(*inputs)
     if is_transformed():
-        dense: Tensor = op.forward(*inputs)[0]
+        dense: Tensor = op.call(*inputs)[0]
         return dense
     log_prob: Tensor = _SparseGradient.apply(op, *inputs)  # type: ignore[no-untyped-call]
     return log_prob
 
 
-def _binary_on_paths(
-    score_of: Callable[[Tensor], Tensor], begin: Tensor, end: Tensor, path: Tensor, longest: int
-) -> tuple[Tensor, Tensor]:
-    # Paths shorter than the longest are padded with the first entry of the table, whose result is
-    # masked.
-    place = begin.unsqueeze(-1) + torch.arange(longest, device=begin.device)
-    real = place < end.unsqueeze(-1)
-    entry = path[place.where(real, 0)].long()
-    score = score_of(entry >> 1)
-    log_prob = F.logsigmoid(torch.where(entry & 1 == 1, score, -score))
-    return log_prob.where(real, 0.0).sum(-1), score.where(real, 0.0)
-
-
-def _wide_on_paths(
-    score_of: Callable[[Tensor], Tensor], begin: Tensor, end: Tensor, path: Tensor, longest: int
-) -> tuple[Tensor, Tensor]:
-    first_row, width, child = path.long().unbind(1)
-    # The children of all nodes of all paths are numbered in one row: those of entry i of the table
-    # are starts[i] to starts[i + 1]. A path has consecutive entries, and so consecutive places.
-    starts = F.pad(width.cumsum(0), (1, 0))
-    place = starts[begin].unsqueeze(-1) + torch.arange(longest, device=begin.device)
-    real = place < starts[end].unsqueeze(-1)
-    place = place.where(real, 0).contiguous()
-    # The entry that holds a place, and which of its children it is.
-    node = torch.searchsorted(starts[1:], place, right=True)
-    ordinal = place - starts[node]
-    score = score_of(first_row[node] + ordinal)
-    # Log-softmax over the scores of each node; the last place is for padding.
-    of_node = torch.where(real, node - begin.unsqueeze(-1), longest)
-    shape = (*score.shape[:-1], longest + 1)
-    largest = score.new_full(shape, -torch.inf)
-    largest = largest.scatter_reduce(-1, of_node, score.detach(), "amax")
-    score = score - largest.gather(-1, of_node)
-    total = score.new_zeros(shape).scatter_add(-1, of_node, score.exp())
-    score = (score - total.gather(-1, of_node).log()).where(real, 0.0)
-    return score.where(ordinal == child[node], 0.0).sum(-1), score
-
-
-_path_op = TreeOp("path_log_prob", _binary_on_paths)
-_wide_op = TreeOp("wide_log_prob", _wide_on_paths)
-_leaf_op = TreeOp("leaf_log_prob", _wide_on_paths, shared=True)
-# torch.ops.hstree.forward has no gradients of its own: under torch.func it follows this op.
-LIBRARY.impl(
-    "forward", lambda *inputs: _path_op.forward(*inputs)[:2], "FuncTorchDynamicLayerFrontMode"
-)
+_path_op = TreeOp("path_log_prob")
+_wide_op = TreeOp("wide_log_prob")
+_leaf_op = TreeOp("leaf_log_prob", shared=True)
 
 
 def path_log_prob(
@@ -389,9 +251,8 @@ def path_log_prob(
         log_prob[i, t] = F.logsigmoid(torch.where(entry & 1 == 1, z, -z)).sum()
 
     Sums are computed in float32 (float64 for float64) in a fixed order: the result is bitwise
-    identical on every run. Forward mode holds the vectors of all nodes on the paths,
-    [N, T, max_depth, S]. On the CPU, up to four blocks of memory of freed gradients and workspaces
-    are kept and reused in later steps.
+    identical on every run. On the CPU, up to four blocks of memory of freed gradients and
+    workspaces are kept and reused in later steps.
 
     Args:
         hidden: context vectors, [N, D]: float32, float64, bfloat16 or float16.
@@ -408,8 +269,8 @@ def path_log_prob(
         feature_index: features that each tree reads, [T, S] int32, increasing; None: all, S = D.
         max_depth: largest number of nodes on a path, at most 64.
         sparse: whether the gradients of weight and bias are sparse COO tensors with each visited
-            row once, as with ``torch.nn.Embedding(sparse=True)``. Only in eager mode, and neither
-            under torch.func nor in forward mode.
+            row once, as with ``torch.nn.Embedding(sparse=True)``. Only in eager mode, and not
+            under torch.func.
         order: result of :func:`hstree.ops.leaf_order` for ``target`` and ``leaf_position``, which
             several ops on the same trees can share; None: it is computed. Its values are not
             checked on CUDA.
@@ -473,7 +334,7 @@ def wide_log_prob(
             z = weight[t, rows] @ hidden[i, feature_index[t]] + bias[t, rows]
             log_prob[i, t] += z.log_softmax(0)[child]
 
-    Deterministic. Holds at most the scores [N, T, max_width]; forward mode also holds their rows.
+    Deterministic. Holds at most the scores [N, T, max_width].
 
     Args:
         hidden: context vectors, [N, D]: float32, float64, bfloat16 or float16.
@@ -548,8 +409,7 @@ def leaf_log_prob(
 
     Deterministic: the trees add up in the gradient of the weight in float32 (float64 for float64
     hidden), in order.
-    Holds at most the scores [N, T, max_width], on the CPU only those of the targets' groups;
-    forward mode also holds their rows.
+    Holds at most the scores [N, T, max_width], on the CPU only those of the targets' groups.
 
     Args:
         hidden: context vectors, [N, D]: float32, float64, bfloat16 or float16.

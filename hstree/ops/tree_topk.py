@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hstree._checks import check_int
-from hstree.ops._autograd import by_rows, no_derivative, register_autograd
+from hstree.ops._gradient import register_no_gradient
 from hstree.ops._tree_mixture import split_arguments
 
 
@@ -108,10 +108,6 @@ def _fake(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 torch.library.register_fake("hstree::tree_topk", _fake)
-register_autograd(
-    "tree_topk",
-    no_derivative(
-        "tree_topk", "path_log_prob, wide_log_prob and leaf_log_prob, or TreeEnsemble.topk"
-    ),
-    vmap=by_rows(torch.ops.hstree.tree_topk, (0, *[None] * 6, 1, 0, *[None] * 6), (0, 0)),
+register_no_gradient(
+    "tree_topk", "path_log_prob, wide_log_prob and leaf_log_prob, or TreeEnsemble.topk"
 )

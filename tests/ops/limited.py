@@ -108,7 +108,8 @@ def exhaust_memory() -> None:
                 limit(None)
             assert "memory" in message, f"{name}: {message}"
             failures += 1
-            if not name.endswith(("_", "_.default")):  # the others write into their arguments
+            # The others write into their arguments, or give memory that nobody has written to.
+            if not name.endswith(("_", "_.default", "recycled.default")):
                 for got, expected in zip(flattened(small[name]()), before, strict=True):
                     assert torch.equal(got, expected), name
         print(f"{name}: {failures} failures")

@@ -113,18 +113,11 @@ def test_rows_that_could_lose_digits(rows: int) -> None:
     assert (ranked(replace(batch, leaf_bias=bias), 5)[1] == -1).all()
 
 
-def test_opcheck_and_vmap() -> None:
+def test_opcheck() -> None:
     batch = draw(SMALL, torch.float32)
     torch.library.opcheck(
         OP, (*batch.arguments(), 2), test_utils=("test_schema", "test_faketensor")
     )
-    log_prob, classes = ranked(batch, 2)
-    score, gate = batch.score.movedim(2, 0)[..., None], batch.log_gate[:, None]
-    mapped = torch.func.vmap(
-        lambda s, x, g: ranked(replace(batch, leaf_score=s, score=x, log_gate=g), 2)
-    )(batch.leaf_score[:, None], score, gate)
-    assert torch.equal(mapped[0].squeeze(1), log_prob)
-    assert torch.equal(mapped[1].squeeze(1), classes)
 
 
 def test_is_not_differentiable() -> None:

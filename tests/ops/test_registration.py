@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.autograd.forward_ad as forward_ad
 
 from hstree.ops._tree_mixture import TreeMixture, split_arguments
 
@@ -68,10 +67,9 @@ def test_the_backward_ops_have_one_signature() -> None:
         assert names[8:] == ["score", "order", "plan", "output_mask", "sparse"]
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # in torch's own code
-def test_the_registration_of_torch_does_not_suffice() -> None:
-    """When this fails, torch may have mended it, and hstree.ops._autograd may become a call of
-    torch.library.register_autograd and torch.library.register_vmap."""
+def test_torch_func_has_no_rule_for_registered_gradients() -> None:
+    """When this fails, torch may have mended it, and the Functions of hstree.ops, which torch.func
+    calls instead of the ops, can go."""
     name = "hstree_test::cube"
     torch.library.define(name, "(Tensor x) -> Tensor")
     torch.library.impl(name, "default", lambda x: x**3)
@@ -87,5 +85,3 @@ def test_the_registration_of_torch_does_not_suffice() -> None:
     assert leaf.grad.tolist() == [3.0, 12.0]
     with pytest.raises(RuntimeError, match="must override the setup_context"):
         torch.func.grad(lambda x: cube(x).sum())(x)
-    with forward_ad.dual_level():  # no error, and no tangent
-        assert forward_ad.unpack_dual(cube(forward_ad.make_dual(x, x))).tangent is None

@@ -202,18 +202,11 @@ def test_impossible_classes_come_last(device: torch.device) -> None:
     assert screened_topk(*arguments, 6, 6).classes.sort(1).values[:, -1].tolist() == [5, 5]
 
 
-def test_opcheck_vmap_and_no_derivative() -> None:
+def test_opcheck_and_no_derivative() -> None:
     arguments = draw((4, 50, 8, 4), 4)
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(OP, (*arguments, 5, 3, 1.0, True), test_utils=tests)
-    query, *shared, hidden, weight, bias = arguments
-    mapped = torch.func.vmap(lambda x, h: screened_topk(x, *shared, h, weight, bias, 5, 3)[:2])(
-        query[:, None], hidden[:, None]
-    )
-    expected = screened_topk(*arguments, 5, 3)
-    assert torch.equal(mapped[0].squeeze(1), expected.score)
-    assert torch.equal(mapped[1].squeeze(1), expected.classes)
-    hidden.requires_grad_()
+    arguments[-3].requires_grad_()  # hidden
     with pytest.raises(RuntimeError, match="hstree::screened_topk: not differentiable"):
         screened_topk(*arguments, 5, 3).score.sum().backward()
 

