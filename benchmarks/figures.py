@@ -61,6 +61,11 @@ class Table:
         header, alignment, *rows = ([line[place] for place in kept] for line in lines)
         return Table(self.heading, self.title, header, alignment, rows)
 
+    def only(self, first: Collection[str]) -> Table:
+        """The rows with these first cells, in this order."""
+        rows = [next(row for row in self.rows if row[0] == name) for name in first]
+        return Table(self.heading, self.title, self.header, self.alignment, rows)
+
 
 @cache
 def tables(page: str) -> tuple[Table, ...]:
@@ -106,14 +111,24 @@ def cell(page: str, title: str, row: str, column: str, form: str | None = None) 
     return figure
 
 
-def whole(page: str, title: str = "", columns: str = "") -> Figure:
-    """A table, or some of its columns."""
-    return lambda _: str(named(page, title).part(columns) if columns else named(page, title))
+def whole(page: str, title: str = "", columns: str = "", rows: Collection[str] = ()) -> Figure:
+    """A table, or some of its columns and rows."""
+
+    def figure(_: str) -> str:
+        table = named(page, title)
+        table = table.only(rows) if rows else table
+        return str(table.part(columns) if columns else table)
+
+    return figure
 
 
-def all_of(page: str) -> Figure:
-    """The tables of a page, with their titles."""
-    return lambda _: "\n\n".join(f"**{table.title}**\n\n{table}" for table in tables(page))
+def all_of(page: str, columns: str = "") -> Figure:
+    """The tables of a page, or some of their columns, with their titles."""
+
+    def shown(table: Table) -> str:
+        return f"**{table.title}**\n\n{table.part(columns) if columns else table}"
+
+    return lambda _: "\n\n".join(shown(table) for table in tables(page))
 
 
 def share(page: str, title: str, column: str, of: str, to: str) -> Figure:
@@ -241,6 +256,22 @@ def heads(old: str) -> str:
     return "\n".join(lines)
 
 
+def quality(_: str) -> str:
+    """Rows of the trees study, under the names of the pages."""
+    table = str(named("trees-study.md", "Results").only(QUALITY_ROWS).part(QUALITY))
+    return table.replace("shared leaves", "two levels")
+
+
+DECODING = {
+    "softmax": "softmax",
+    "C = 256, T = 4 (default)": "4 trees of two levels (default)",
+    "C = 256, T = 1": "one tree of two levels",
+    "C = 256, binary below, T = 4": "4 trees, binary below the root",
+    "binary, T = 1": "one binary tree",
+    "binary, T = 8, S = D / 2": "8 binary trees over D / 2 features",
+}
+
+
 def decoding_costs(_: str) -> str:
     """Times of queries for one row and for 32, by head."""
     table = named("cpu.md", "Decoding")
@@ -250,15 +281,16 @@ def decoding_costs(_: str) -> str:
         if "ScreenedSoftmax" not in row[0]
     }
     queries = list(dict.fromkeys(query for _, query in costs))
-    columns = [(place, query) for place in (0, 1) for query in queries]
-    header = ["", *(f"{query}, {table.header[1 + place]}" for place, query in columns)]
-    rows = [
-        [head, *(costs[head, query][place] for place, query in columns)]
-        for head in dict.fromkeys(head for head, _ in costs)
-    ]
     first = re.findall(r"\((.*?)\)", " ".join(table.rows[0]))
-    note = f"1.00 is {first[0]} for {table.header[1]} and {first[1]} for {table.header[2]}."
-    return f"{Table('', '', header, ['---'] + ['---:'] * len(columns), rows)}\n\n{note}"
+    shown = []
+    for place, unit in enumerate(first):
+        rows = [
+            [label, *(costs[head, query][place] for query in queries)]
+            for head, label in DECODING.items()
+        ]
+        part = Table("", "", ["", *queries], ["---"] + ["---:"] * len(queries), rows)
+        shown.append(f"**{table.header[1 + place]}; 1.00 is {unit}**\n\n{part}")
+    return "\n\n".join(shown)
 
 
 def all_classes(_: str) -> str:
@@ -293,13 +325,13 @@ GPU_ROWS = {
     "cut": "cut-cross-entropy",
     "softmax": "`hstree.Softmax`",
     "forest": "`hstree.ForestSoftmax`, 4 trees",
-    "plif": "the head `plif`, 10,000 intervals",
+    "plif": "`hstree.PLIF`, 10,000 intervals",
     "sampled": "`hstree.SampledSoftmax`, 512 negatives and the batch's targets",
     "forest-sampled": "`hstree.ForestSoftmax`, 4 trees, the same negatives",
     "adaptive": "`nn.AdaptiveLogSoftmaxWithLoss`",
-    "leaves": "`TreeEnsemble`, 4 trees, two levels, shared leaves, `sparse=True`",
+    "leaves": "`TreeEnsemble`, 4 trees of two levels, `sparse=True`",
     "leaves-dense": "the same, dense gradients",
-    "wide-binary": "4 trees, a wide root over binary nodes",
+    "wide-binary": "`TreeEnsemble`, 4 trees, binary below the root",
     "huffman-4": "operator `path_log_prob`, 8 binary Huffman trees over D / 4 features",
 }
 
@@ -366,13 +398,6 @@ def _lab(page: str, title: str = "", columns: str = "") -> Figure:
     return whole(f"laboratory/{page}.md", title, columns)
 
 
-def function_slopes(_: str) -> str:
-    (row,) = (
-        row for row in named("laboratory/function.md", "Slopes").rows if row[1] == "all logits"
-    )
-    return f"{number(row[3]):.2f} to {number(row[5]):.2f}"
-
-
 def plif_ranks(_: str) -> str:
     """Press ranks by the rule that moves the slopes, and how far it moves them."""
     record = json.loads((RESULTS / "laboratory" / "plif-rank.json").read_text())
@@ -387,61 +412,32 @@ def plif_ranks(_: str) -> str:
     return str(Table("", "", header, ["---"] + ["---:"] * 4, rows))
 
 
-def larger_softmax(_: str) -> str:
-    record = json.loads((RESULTS / "laboratory" / "plif-rank.json").read_text())["larger"]
-    first, second, third = (f"{row['press_rank']:,}" for row in record["fresh"])
-    return f"{first}, {second} and {third}"
-
-
-def rates(_: str) -> str:
-    """Test perplexities by head and rate."""
-    found: dict[str, dict[str, str]] = {}
-    for model, test in named("laboratory/rates.md").part("model | test").rows:
-        head, _, factor = model.partition(", head_learning_rate_factor=")
-        found.setdefault(head, {})[factor] = test
-    factors = list(found["softmax"])
-    header = ["rate", *(f"{float(factor):g}" for factor in factors)]
-    rows = [[head, *(tests[factor] for factor in factors)] for head, tests in found.items()]
-    return str(Table("", "", header, ["---"] + ["---:"] * len(factors), rows))
-
-
-STUDY = "model | test | Press rank"
 PAIRS = "models | difference of means | 95% interval | Welch p | Welch p, Holm"
-HEADS = "model | train | valid | test | p | parameters | Press rank | rank, 0.0001"
+HEADS = "model | test | p | Press rank | rank, 0.0001"
 EFFECTIVE = " | ".join(
     f"effective rank, epsilon {epsilon}" for epsilon in ("0.001", "0.0001", "1e-05")
 )
-JACOBIAN = "layer | experts | zero | above 0.01 of largest | median condition number"
+JACOBIAN = "layer | experts | zero | above 0.01 of largest"
+MODES = "Mode matching (% of contexts), alpha = 0.1,"
 CORRELATION = "laboratory/correlation.md", "", "all points"
 WITHIN_SEEDS = "laboratory/gss-rates/correlation.md", "", "all points"
 LABORATORY: dict[str, Figure] = {
     "function slope": cell("laboratory/function.md", "Function", "plif", "slope of the best line"),
     "function deviation": cell("laboratory/function.md", "Function", "plif", "SD from that line"),
-    "function outside": cell("laboratory/function.md", "Function", "plif", "outside [-R, R]"),
-    "function slopes": function_slopes,
-    "PLIF start": _lab("plif-start", columns="model | test"),
-    "trees of an ensemble": _lab("tree", columns=" | loss | gain"),
-    "synthetic": _lab("synthetic", "Mode matching (% of contexts), alpha = 0.1,"),
+    "PLIF start, softmax": cell("laboratory/plif-start.md", "", "softmax", "test"),
+    "PLIF start, random": cell("laboratory/plif-start.md", "", "plif, slope_std=1.0", "test"),
+    "PLIF start, equal": cell("laboratory/plif-start.md", "", "plif, slope_std=0.0", "test"),
+    "trees, mean": cell("laboratory/tree.md", "", "mean of the trees' losses", "loss", ".2f"),
+    "trees, mixture": cell("laboratory/tree.md", "", "mixture with equal weights", "loss", ".2f"),
+    "synthetic": _lab("synthetic", MODES, "head | D=4 | D=8 | D=16 | D=32"),
     "jacobian": _lab("jacobian", columns=JACOBIAN),
     "ranks": _lab("rank", columns=f"matrix | Press rank | {EFFECTIVE}"),
     "PLIF ranks": plif_ranks,
-    "larger softmax": larger_softmax,
-    "bias start": _lab("bias-start", columns="model | test | rank, 0.0001 | rank, 1e-05"),
     "grid correlation": cell(*CORRELATION, "Pearson"),
-    "grid interval": cell(*CORRELATION, "95% interval"),
-    "grid Spearman": cell(*CORRELATION, "Spearman"),
     "rates correlation": cell(*WITHIN_SEEDS, "Pearson"),
     "rates interval": cell(*WITHIN_SEEDS, "95% interval"),
-    "rates": rates,
-    "seeds": _lab("significance", columns="model | n | mean | SD | least | greatest"),
-    "differences": _lab("significance", "Unpaired", PAIRS),
     "tuned differences": _lab("significance-tuned/significance", "Unpaired", PAIRS),
     "heads study": _lab("study-heads", columns=HEADS),
-    "components": _lab("study-components", columns=STUDY),
-    "latent dropout": _lab("study-latent-dropout", columns=STUDY),
-    "word similarity": _lab("words", columns="set | softmax | plif | mos | trees"),
-    "profit of cents": _lab("predictions", "2. "),
-    "interest rates": _lab("predictions", "4. "),
 }
 
 # ---- the places
@@ -467,10 +463,41 @@ def _labels(title: str, row: str) -> Figure:
     return cell("classification.md", title, row, "precision@1")
 
 
-QUALITY = "head | valid | test | seeds | head step | parameters | rows scored"
-TIMES = " | ".join(f"time {n},000" for n in (1, 2, 4, 8, 16, 30))
-CURVES = f"head | {TIMES} | end | step | memory"
+QUALITY = "head | valid | test | head step | parameters"
+QUALITY_ROWS = (
+    "softmax",
+    "softmax, weight decay 0.1",
+    f"{SAMPLED}, weight decay 0.1",
+    f"{FOREST}, weight decay 0.1",
+    f"{FOREST}{TAIL}, weight decay 0.1",
+    f"{EVERY}, weight decay 0.1",
+    f"{TREES}, weight decay 0.1",
+    TREES,
+    "one tree, C = 256, shared leaves",
+    "one tree, C = 256, binary below",
+    "mixture of 5 softmaxes, weight decay 0.1",
+    "adaptive softmax, 1,024 in the head",
+    "softmax, tied, weight decay 0.1 (sweep not finished)",
+    f"{SAMPLED}, tied, weight decay 0.1",
+    f"{FOREST}, tied, weight decay 0.1",
+    f"{TREES}, tied, weight decay 0.1",
+)
+CURVES = "head | time 1,000 | time 4,000 | time 16,000 | step"
 SCREEN = "chosen: R = 288, int4, n = 256"
+BEST_WORD = (
+    " | V = 49,152, D = 576, N = 1 | V = 262,144, D = 640, N = 1 | V = 128,256, D = 4,096, N = 1"
+)
+SCREENED = " | bytes | best word | overlap | time / float32, N = 1"
+SCREENED_ROWS = (
+    "product, float32",
+    "product, bfloat16",
+    "product, int8 (torchao, compiled)",
+    "12,288 words",
+    "FAISS IVF1024,Flat, nprobe = 128",
+    "FAISS HNSW32, efSearch = 512",
+    SCREEN,
+    "no contexts: R = 576, int4, n = 256",
+)
 README: dict[str, Figure] = {
     "summary": summary,
     "model classes": model_classes,
@@ -505,18 +532,19 @@ README: dict[str, Figure] = {
 }
 DOCS: dict[str, Figure] = {
     "oneDNN": one_dnn,
-    "quality": whole("trees-study.md", "Results", QUALITY),
+    "quality": quality,
     "large vocabulary": whole("large-vocabulary.md", "by training time", CURVES),
     "dense embedding": study_times("sampled-in-batch-dense"),
     "adaptive step": study_times("adaptive"),
     "decoding": decoding_costs,
-    "screened": all_of("screened.md"),
+    "screened": whole("screened.md", "SmolLM2", SCREENED, SCREENED_ROWS),
     "ensemble changes": whole("randomized.md", "Change of"),
-    "ensembles": whole("randomized.md", "Results", "head | valid | test | parameters | rank"),
     "gpu": gpu_steps,
-    "gpu screened": whole("gpu.md", "The best word"),
+    "gpu screened": whole("gpu.md", "The best word", BEST_WORD),
     "heads": heads,
-    "transformer": all_of("transformer-study.md"),
+    "transformer": all_of(
+        "transformer-study.md", "head | valid | seeds | step / softmax | parameters"
+    ),
     "lm_head": all_of("lm_head.md"),
     "gensim 400": visits("gensim", 400),
     "gensim 100": visits("gensim", 100),
@@ -526,10 +554,7 @@ DOCS: dict[str, Figure] = {
     "shapes": whole("trees-study.md", "of trees with shared leaves"),
     "tied shapes": whole("trees-study.md", "of tied trees"),
     "tree rates": tree_rates,
-    "bound, counts": cell("bounded_groups.md", "Trees of counts", "bound", "step"),
     "bound, text": cell("bounded_groups.md", "Trees of a text", "bound", "step"),
-    "bound, counts, rare": cell("bounded_groups.md", "Trees of counts", "bound", "step, rare"),
-    "bound, text, rare": cell("bounded_groups.md", "Trees of a text", "bound", "step, rare"),
     "half of the features": lambda _: named("subset-sizes.md").rows[1][-1].partition(" /")[0],
     "a quarter": lambda _: named("subset-sizes.md").rows[0][-1].partition(" /")[0],
 }

@@ -52,6 +52,7 @@ repository_url = ""
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]
 myst_heading_anchors = 3
 
+autosummary_ignore_module_all = False
 autodoc_member_order = "groupwise"
 autodoc_inherit_docstrings = False
 autodoc_typehints = "description"

@@ -1,5 +1,4 @@
-"""Heads of hstree in models of Hugging Face transformers: :func:`replace_lm_head`,
-:func:`accelerate_lm_head`, :func:`from_pretrained`."""
+"""Heads of hstree in models of Hugging Face transformers."""
 
 from __future__ import annotations
 

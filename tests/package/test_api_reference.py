@@ -1,4 +1,4 @@
-"""The API reference lists what the packages export, no more and no less."""
+"""The API reference lists every package, whose page lists what it exports, and every constant."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-import pytest
+import hstree
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [page for page in sorted((ROOT / "docs" / "api").glob("*.md")) if page.stem != "index"]
-ELSEWHERE = {
-    "hstree.deferred": {"defer_logits", "undefer"},  # described under hstree
-}
+PAGE = (ROOT / "docs" / "api" / "index.md").read_text(encoding="utf-8")
+LISTED = set(re.findall(r"^   (\w\S*)$", PAGE, re.MULTILINE))
 
 
-def module_of(text: str) -> ModuleType:
-    (name,) = re.findall(r"^\.\. py:module:: (\S+)$", text, re.MULTILINE)
-    return importlib.import_module(name)
+def packages() -> set[str]:
+    """Those with a page of their own: hstree and hstree.deferred have names on the first one."""
+    found = {f"hstree.{path.parent.name}" for path in (ROOT / "hstree").glob("*/__init__.py")}
+    lm = {f"hstree.lm.{path.stem}" for path in (ROOT / "hstree" / "lm").glob("*.py")}
+    found |= lm | {"hstree.lab.layers", "hstree.transformers"}
+    return found - {"hstree.lm", "hstree.lm.__init__", "hstree.lm.cli"}
 
 
-def listed_names(text: str) -> set[str]:
-    return set(re.findall(r"^(?:   |\.\. py:data:: )(\w+)$", text, re.MULTILINE))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_page_lists_what_its_package_exports(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    module = module_of(text)
-    names = set(module.__all__) - ELSEWHERE.get(module.__name__, set())
-    if module.__name__ == "hstree":  # gathers packages and heads, which have pages of their own
-        heads = importlib.import_module("hstree.heads")
-        names = {
-            name
-            for name in names
-            if not inspect.ismodule(getattr(module, name)) and not hasattr(heads, name)
-        }
-    assert listed_names(text) == names
-
-
-def test_every_package_has_a_page() -> None:
-    packages = {
-        ".".join(path.parent.relative_to(ROOT).parts)
-        for path in (ROOT / "hstree").glob("*/__init__.py")
-        if path.parent.name != "lm"
+def constants(module: ModuleType) -> set[str]:
+    """What a page of a package leaves out: neither a class nor a function nor a module."""
+    return {
+        name
+        for name in module.__all__
+        if not inspect.isclass(object_ := getattr(module, name))
+        and not inspect.isroutine(object_)
+        and not inspect.ismodule(object_)
     }
-    packages |= {
-        f"hstree.lm.{path.stem}"
-        for path in (ROOT / "hstree" / "lm").glob("*.py")
-        if path.stem not in ("__init__", "cli")
+
+
+def test_every_package_is_listed() -> None:
+    assert {name for name in LISTED if name.startswith("hstree.")} == packages()
+
+
+def test_names_of_hstree_itself_are_listed() -> None:
+    listed = {name for name in LISTED if not name.startswith("hstree.")}
+    names = {
+        name
+        for name in hstree.__all__
+        if not inspect.ismodule(getattr(hstree, name)) and not hasattr(hstree.heads, name)
     }
-    packages |= {"hstree", "hstree.deferred", "hstree.lab.layers", "hstree.transformers"}
-    assert {module_of(page.read_text(encoding="utf-8")).__name__ for page in PAGES} == packages
-    contents = (ROOT / "docs" / "api" / "index.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^(\w+)$", contents, re.MULTILINE)) == {page.stem for page in PAGES}
+    assert listed == names - constants(hstree) | {"deferred.DeferredHead"}
+
+
+def test_every_constant_is_described() -> None:
+    described = re.findall(r"^\.\. py:data:: (\w+)\n   :module: (\S+)$", PAGE, re.MULTILINE)
+    exported = {
+        (name, module)
+        for module in packages() | {"hstree"}
+        for name in constants(importlib.import_module(module))
+    }
+    assert set(described) == exported
