@@ -698,7 +698,7 @@ def test_build_head_tied() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
 @pytest.mark.parametrize(
     "kind",  # slow, for every head: test_life.py
-    ["softmax", "trees, leaves"],
+    ["softmax", "trees, groups"],
 )
 def test_compile(kind: str) -> None:
     """One graph, two batch sizes: loss and gradients."""
