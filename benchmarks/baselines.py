@@ -40,7 +40,7 @@ def gathered_dot(input: Tensor, weight: Tensor, row: Tensor, node: Tensor) -> Te
 class _BagDot(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, row: Tensor, node: Tensor) -> Tensor:
-        begin = torch.searchsorted(row, torch.arange(len(input)))
+        begin = torch.searchsorted(row, torch.arange(len(input), device=row.device))
         ctx.save_for_backward(input, weight, row, node, begin)
         dot = torch.ops.aten._embedding_bag_per_sample_weights_backward
         z: Tensor = dot(input, weight, node, begin, row, 0)
@@ -95,7 +95,7 @@ def torch_tree_log_softmax(
     length = path_offset[:, target + 1].flatten() - begin
     row = torch.repeat_interleave(length)  # t N + i for row i and tree t
     first = length.cumsum(0) - length
-    entry = path[(begin - first)[row] + torch.arange(len(row))]
+    entry = path[(begin - first)[row] + torch.arange(len(row), device=row.device)]
     node = (entry >> 1).long() + row // rows * (len(weight) // trees)
     if feature_index is None:
         x = input.expand(trees, -1, -1).reshape(trees * rows, -1)

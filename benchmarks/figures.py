@@ -151,10 +151,6 @@ ROWS = {
         "`hstree.TreeEnsemble`, 4 trees",
         "4 trees, C = 256, shared leaves, weight decay 0.1",
     ),
-    "trees, groups, sparse": (
-        "4 trees, `leaf=16, sparse=True`",
-        "4 trees, C = 256, shared leaves, binary above groups of 16",
-    ),
 }
 
 
@@ -467,7 +463,7 @@ def _labels(title: str, row: str) -> Figure:
     return cell("classification.md", title, row, "precision@1")
 
 
-QUALITY = "head | valid | test | seeds | head step | parameters | rows scored"
+QUALITY = "head | valid | test | seeds | head step | parameters"
 TIMES = " | ".join(f"time {n},000" for n in (1, 2, 4, 8, 16, 30))
 CURVES = f"head | {TIMES} | end | step | memory"
 SCREEN = "chosen: R = 288, int4, n = 256"

@@ -133,10 +133,6 @@ TRAINING: dict[str, Build] = {
     "trees": partial(_head, make=_trees),
     "one tree": partial(_head, make=partial(_trees, n_trees=1)),
     "trees, two levels, sparse": partial(_head, make=partial(_trees, levels=2, sparse=True)),
-    "trees, groups, sparse": partial(_head, make=partial(_trees, leaf=16, sparse=True)),
-    "one tree, groups, sparse": partial(
-        _head, make=partial(_trees, n_trees=1, leaf=16, sparse=True)
-    ),
     "trees, binary, sparse": partial(_head, make=partial(_trees, leaf=1, sparse=True)),
 }
 """Layers with ``torch.optim.AdamW(fused=True)``, heads with ``hstree.optim.AdamW``."""

@@ -1,18 +1,23 @@
-"""The commands of benchmarks that make a page of their own, as reports of hstree.lab."""
+"""Turns of steps, and commands that make a page of their own, as reports of hstree.lab."""
 
 from __future__ import annotations
 
 import argparse
+import random
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
+from typing import TypeVar
 
 import torch
 
 from hstree._files import write_together
 from hstree.lab.report import Report
+
+Key = TypeVar("Key")
 
 
 def page_parser(doc: str | None) -> argparse.ArgumentParser:
@@ -47,8 +52,24 @@ def publish(
         write_together(options.output, files)
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Processor time of a call, which other processes change little."""
-    start = time.process_time()
-    call()
-    return time.process_time() - start
+def in_turns(steps: Mapping[Key, Callable[[int], object]], rounds: int) -> dict[Key, list[float]]:
+    """Processor seconds of each step in each round, which other processes change little. In a round
+    all take turns, in random order, so that each comes after all others; the first round does not
+    count, as caches are cold. Steps get the number of the round, 0 for that one."""
+    seconds: dict[Key, list[float]] = {name: [] for name in steps}
+    for turn in range(rounds + 1):
+        order = list(steps)
+        random.Random(turn).shuffle(order)
+        for name in order:
+            begin = time.process_time()
+            steps[name](turn)
+            seconds[name].append(time.process_time() - begin)
+    return {name: own[1:] for name, own in seconds.items()}
+
+
+def ratios(seconds: Mapping[Key, Sequence[float]]) -> dict[Key, float]:
+    """Median over the rounds of each step's time over that of the first one."""
+    unit = next(iter(seconds.values()))
+    return {
+        name: median(a / b for a, b in zip(own, unit, strict=True)) for name, own in seconds.items()
+    }

@@ -50,11 +50,11 @@ class Paths:
         offset = self.path_offset
         return int((offset[:, self.target + 1] - offset[:, self.target]).sum())
 
-    def log_prob(self) -> Tensor:
+    def log_prob(self, sparse: bool = True) -> Tensor:
         """[N, T] by hstree."""
         leaves = self.input, self.weight, self.bias, self.target
         tables = self.path_offset, self.path, self.leaf_position, self.feature_index
-        return path_log_prob(*leaves, *tables, max_depth=self.max_depth, sparse=True)
+        return path_log_prob(*leaves, *tables, max_depth=self.max_depth, sparse=sparse)
 
     def torch_log_prob(self, leaves: Sequence[Tensor], dot: Dot) -> Tensor:
         """The same by torch's own ops: input, weight [T M, S] and bias [T M, 1]."""
@@ -78,29 +78,40 @@ class Paths:
 
 
 @lru_cache(maxsize=2)
-def draw_paths(size: Size, n_trees: int, dtype: torch.dtype = torch.float32) -> Paths:
-    """Cached for both numbers of trees, so that steps share their batch, until
-    ``cache_clear()``."""
-    input, target, frequencies = batch(size.rows, size.features, size.classes)
-    trees = build_ensemble("huffman", size.classes, n_trees, frequencies)
+def draw_paths(
+    size: Size,
+    n_trees: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    part: int | None = None,
+    recipe: str = "huffman",
+    device: str = "cpu",
+) -> Paths:
+    """Trees over one of ``part`` parts of the features each, by default 2 if there are several.
+
+    Cached for both numbers of trees, so that steps share their batch, until ``cache_clear()``.
+    """
+    input, target, frequencies = batch(size.rows, size.features, size.classes, device)
+    options = {"frequencies": frequencies} if recipe == "huffman" else {}
+    trees = build_ensemble(recipe, size.classes, n_trees, **options)
     layout = Layout(trees)
-    subset, index = size.features, None
-    if n_trees > 1:
-        subset = size.features // 2
+    subset, index = size.features // (part or min(n_trees, 2)), None
+    if subset < size.features:
         drawn = [torch.randperm(size.features)[:subset].sort().values for _ in trees]
-        index = torch.stack(drawn).int()
+        index = torch.stack(drawn).int().to(device)
     # The vectors repeat: drawing others for millions of nodes takes long.
-    some = torch.empty(1009, subset).uniform_(-0.1, 0.1).to(dtype)
+    some = torch.empty(1009, subset, device=device).uniform_(-0.1, 0.1).to(dtype)
     nodes = size.classes - 1
-    weight = some[torch.arange(n_trees * nodes) % len(some)].view(n_trees, nodes, subset)
+    row = torch.arange(n_trees * nodes, device=device) % len(some)
+    weight = some[row].view(n_trees, nodes, subset)
     return Paths(
         input.detach().to(dtype).requires_grad_(),
         weight.requires_grad_(),
-        torch.zeros(n_trees, nodes, dtype=dtype, requires_grad=True),
+        torch.zeros(n_trees, nodes, dtype=dtype, device=device, requires_grad=True),
         target,
-        layout.path_offset,
-        layout.path,
-        layout.leaf_position,
+        layout.path_offset.to(device),
+        layout.path.to(device),
+        layout.leaf_position.to(device),
         index,
         layout.max_depth,
     )

@@ -19,7 +19,6 @@ import torch
 import hstree
 from benchmarks.contest import TINY, Build, Size, contest
 from benchmarks.decoding import DECODED_ROWS, SCREENED_CONTESTS, SCREENED_SIZES
-from benchmarks.ensembles import MODULE, SHARED_SIZES
 from benchmarks.heads import HEAD_CONTESTS, MOS_SIZE, SIZE
 from benchmarks.memory import measure
 from benchmarks.optimizers import OPTIMIZER_SIZES, TRAINING_SIZES
@@ -39,10 +38,6 @@ RUNS: dict[str, tuple[Size, int]] = {
     "precision": (WIKITEXT, 9),
     "growth, T = 1": (GROWTH, 9),
     "growth, T = 8": (GROWTH, 9),
-    "wide": (WIKITEXT, 3),
-    "wide parts": (WIKITEXT, 9),
-    "binary parts": (WIKITEXT, 9),
-    **{f"shared leaves, V = {classes}": (s, 9) for classes, s in SHARED_SIZES.items()},
     **{f"optimizers, V = {s.classes}": (s, 7) for s in OPTIMIZER_SIZES},
     **{f"training steps, V = {s.classes}": (s, 5) for s in TRAINING_SIZES},
     "trainer": (TRAINER_SIZE, 9),
@@ -65,8 +60,6 @@ def weighed(name: str) -> list[str]:
     size, names = RUNS[name][0], list(CONTESTS[name])
     if name.startswith("path, "):
         return [of for of in names if "T = " in of or size.classes < MANY]
-    if name == "wide":
-        return [MODULE]
     most = f"training steps, V = {TRAINING_SIZES[-1].classes}"
     return names if name in ("heads", "default trees", "mixtures", "mos", most) else []
 
