@@ -126,16 +126,3 @@ def torch_mixture_loss(
     log_prior [N, K], weight [V, D], bias [V]."""
     log_prob = F.linear(latent, weight, bias).log_softmax(-1)
     return F.nll_loss((log_prob + log_prior[:, :, None]).logsumexp(1), target)
-
-
-def dense_products(latent: Tensor, weight: Tensor, logits: Tensor, out: list[Tensor]) -> None:
-    """Only the matrix products of a mixture of softmaxes, three for each of K components: the
-    logits, and the gradients of latent vectors and weight, with the logits in place of their
-    gradient.
-
-    latent [K, N, D], weight [V, D], logits [N, V], out [N, D] and [V, D].
-    """
-    for part in latent:
-        torch.mm(part, weight.t(), out=logits)
-        torch.mm(logits, weight, out=out[0])
-        torch.mm(logits.t(), part, out=out[1])

@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.table import ratio, time
 from hstree.lm.report import new_figure, picture
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -160,17 +161,22 @@ def perplexity(row: str) -> float:
 
 
 @cache
-def steps() -> dict[int, dict[str, Any]]:
-    """The contests of training steps, by number of classes."""
-    record = json.loads((RESULTS / "cpu.json").read_text())["cpu"]
-    return {size: record[f"training steps, V = {size}"] for size in SIZES}
+def contests() -> dict[str, dict[str, Any]]:
+    """The contests on a CPU by name."""
+    found: dict[str, dict[str, Any]] = json.loads((RESULTS / "cpu.json").read_text())["cpu"]
+    return found
+
+
+def times_of(name: str, of: str, to: str, figure: str = "seconds") -> float:
+    """A figure of a contestant over that of another one."""
+    found = ratio(contests()[name]["contestants"], of, to, figure)
+    assert found is not None, (name, of)
+    return found
 
 
 def step_share(size: int, name: str) -> float:
-    """Median over the rounds of the time of a step over that of a linear layer."""
-    seconds = {key: of["seconds"] for key, of in steps()[size]["contestants"].items()}
-    ratios: list[float] = [a / b for a, b in zip(seconds[name], seconds[UNIT], strict=True)]
-    return median(ratios)
+    """The time of a training step over that of a linear layer."""
+    return times_of(f"training steps, V = {size}", name, UNIT)
 
 
 def summary(_: str) -> str:
@@ -180,8 +186,8 @@ def summary(_: str) -> str:
         value = 1 / step_share(size, name)
         return f"{value:.1f}x" if value < 10 else f"{value:.0f}x"
 
-    contests = steps()
-    largest = contests[SIZES[-1]]["contestants"]
+    steps = [contests()[f"training steps, V = {size}"] for size in SIZES]
+    largest = steps[-1]["contestants"]
     header = ["output layer: speed at", *(f"V = {size:,}" for size in SIZES)]
     header += [f"memory, V = {SIZES[-1]:,}", "test perplexity"]
     rows = []
@@ -190,8 +196,8 @@ def summary(_: str) -> str:
         speeds = (speed(size, name) for size in SIZES)
         rows.append([label, *speeds, memory, f"{perplexity(row):.1f}"])
     table = Table("", "", header, ["---", *["---:"] * 5], rows)
-    unit = [median(contest["contestants"][UNIT]["seconds"]) for contest in contests.values()]
-    measured = dict.fromkeys(contest["measured"] for contest in contests.values())
+    unit = [median(contest["contestants"][UNIT]["seconds"]) for contest in steps]
+    measured = dict.fromkeys(contest["measured"] for contest in steps)
     draws = "sampled softmax, 512 negatives and the batch's targets, weight decay 0.1"
     note = (
         "Speed: training steps of the layer per second (forward, backward, fused AdamW; 512 rows "
@@ -225,10 +231,14 @@ def which_head() -> bytes:
 def heads(old: str) -> str:
     """The table of heads with its figures: rows of heads that were timed get those of their record,
     by the last name in the first cell; the others stay."""
-    timed = named("cpu.md", "A loss of every head").part(
-        "head | time | peak extra memory | parameters"
-    )
-    by_name = {row[0].strip("`"): row[1:] for row in timed.rows}
+    by_name = {
+        of: [
+            *(f"{times_of(name, of, FLAT, what):.2f}" for what in ("seconds", "peak_bytes")),
+            f"{figures['parameters'] / 1e6:,.2f} M",
+        ]
+        for name in ("heads", "default trees", "mixtures")
+        for of, figures in contests()[name]["contestants"].items()
+    }
     lines = []
     for line in old.strip().splitlines():
         first, *_ = cells = line.strip("| ").split(" | ")
@@ -237,29 +247,28 @@ def heads(old: str) -> str:
     return "\n".join(lines)
 
 
+DECODING = ("decoding, N = 1", "decoding, N = 32")
+
+
 def decoding_costs(_: str) -> str:
     """Times of queries for one row and for 32, by head."""
-    table = named("cpu.md", "Decoding")
-    costs = {
-        tuple(row[0].split(": ")): [cell.partition(" (")[0] for cell in row[1:]]
-        for row in table.rows
-        if "ScreenedSoftmax" not in row[0]
-    }
-    queries = list(dict.fromkeys(query for _, query in costs))
-    columns = [(place, query) for place in (0, 1) for query in queries]
-    header = ["", *(f"{query}, {table.header[1 + place]}" for place, query in columns)]
+    kinds = [name.split(": ") for name in contests()[DECODING[0]]["contestants"]]
+    heads, queries = (list(dict.fromkeys(kind[part] for kind in kinds)) for part in (0, 1))
+    columns = [(name, query) for name in DECODING for query in queries]
+    unit = f"{heads[0]}: {queries[0]}"
+    header = ["", *(f"{query}, {name.partition(', ')[2]}" for name, query in columns)]
     rows = [
-        [head, *(costs[head, query][place] for place, query in columns)]
-        for head in dict.fromkeys(head for head, _ in costs)
+        [head, *(f"{times_of(name, f'{head}: {query}', unit):.2f}" for name, query in columns)]
+        for head in heads
     ]
-    first = re.findall(r"\((.*?)\)", " ".join(table.rows[0]))
-    note = f"1.00 is {first[0]} for {table.header[1]} and {first[1]} for {table.header[2]}."
+    first = (time(contests()[name], unit).partition("(")[2].rstrip(")") for name in DECODING)
+    note = "1.00 is {} for N = 1 and {} for N = 32.".format(*first)
     return f"{Table('', '', header, ['---'] + ['---:'] * len(columns), rows)}\n\n{note}"
 
 
 def all_classes(_: str) -> str:
-    row = named("cpu.md", "Decoding").row("C = 256, T = 4 (default): all classes")
-    return bounds([number(row["N = 1"]), number(row["N = 32"])], ".2f")
+    trees, softmax = "C = 256, T = 4 (default): all classes", "softmax: all classes"
+    return bounds([times_of(name, trees, softmax) for name in DECODING], ".2f")
 
 
 def one_dnn(_: str) -> str:
@@ -344,9 +353,8 @@ def tree_rates(_: str) -> str:
 
 def visits(library: str, features: int) -> Figure:
     """Time of a node visit over the library's."""
-    row = f"{library}, D = {features}: {library}"
-    measured = cell("cpu.md", "Other contests", row, "a node visit")
-    return lambda old: f"{1 / number(measured(old)):.2f}"
+    name = f"{library}, D = {features}"
+    return lambda _: f"{times_of(name, 'hstree', library, 'visit'):.2f}"
 
 
 def study_times(name: str) -> Figure:

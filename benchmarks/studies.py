@@ -624,7 +624,7 @@ def _shapes(found: Sequence[Result]) -> Iterator[Table]:
                 f"Validation perplexity of {tied}trees with shared leaves after "
                 f"{own[0].settings['epochs']} epochs, a schedule of their own, one seed"
             )
-            yield row_table(title, header, rows, str)
+            yield row_table(title, header, rows, None, str)
 
 
 # ---- copies, different trees, feature subsets, gates
