@@ -530,10 +530,6 @@ DOCS: dict[str, Figure] = {
     "shapes": whole("trees-study.md", "of trees with shared leaves"),
     "tied shapes": whole("trees-study.md", "of tied trees"),
     "tree rates": tree_rates,
-    "bound, counts": cell("bounded_groups.md", "Trees of counts", "bound", "step"),
-    "bound, text": cell("bounded_groups.md", "Trees of a text", "bound", "step"),
-    "bound, counts, rare": cell("bounded_groups.md", "Trees of counts", "bound", "step, rare"),
-    "bound, text, rare": cell("bounded_groups.md", "Trees of a text", "bound", "step, rare"),
     "half of the features": lambda _: named("subset-sizes.md").rows[1][-1].partition(" /")[0],
     "a quarter": lambda _: named("subset-sizes.md").rows[0][-1].partition(" /")[0],
 }
