@@ -28,9 +28,12 @@ SMALL_CHUNKS = "F.linear_cross_entropy, chunks of 16 MiB"
 LARGE_CHUNKS = "F.linear_cross_entropy, chunks of 512 rows"
 LOGIT_DEVIATION = 3.0
 
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""A loss of input [N, D], weight [V, D], bias [V] and targets [N]."""
 
-def _flat(loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Build:
-    """A contestant for a loss function of (input, weight, bias, target)."""
+
+def _flat(loss: Loss) -> Build:
+    """A linear layer with a loss."""
 
     def build(size: Size, device: str) -> Contestant:
         linear = nn.Linear(size.features, size.classes, device=device)
@@ -47,7 +50,7 @@ def _flat(loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Build:
 
 def chunked_loss(
     chunk_rows: Callable[[Tensor, int], int] | None = None,
-) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+) -> Loss:
     """torch's own chunked loss; ``chunk_rows``: function of (input, V), None for torch's choice."""
 
     def loss(input: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> Tensor:

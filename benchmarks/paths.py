@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.baselines import bag_dot, gathered_dot, torch_tree_log_softmax
 from benchmarks.contest import Build, Contestant, Size, batch, step
-from benchmarks.heads import FLAT_LOSSES, OWN_CHUNKS, SMALL_CHUNKS
+from benchmarks.heads import FLAT, FLAT_LOSSES
 from hstree.heads.trees.layout import Layout
 from hstree.ops import path_log_prob
 from hstree.trees import build_ensemble
@@ -181,20 +181,11 @@ PATH: dict[str, Build] = {
     **_by_trees("hstree", _hstree),
     **_by_trees("torch tree, bags", _torch_tree, dot=bag_dot),
     **_by_trees("torch tree", _torch_tree, dot=gathered_dot),
-    **FLAT_LOSSES,
+    FLAT: FLAT_LOSSES[FLAT],
 }
-MANY = 100_000
-"""Number of classes from which a step in small chunks takes minutes."""
 
 PATH_CONTESTS: dict[str, dict[str, Build]] = {
-    **{
-        f"path, V = {size.classes}": {
-            name: build
-            for name, build in PATH.items()
-            if name not in (OWN_CHUNKS, SMALL_CHUNKS) or size.classes < MANY
-        }
-        for size in PATH_SIZES
-    },
+    **{f"path, V = {size.classes}": PATH for size in PATH_SIZES},
     "threads": {
         f"T = {t}, threads = {n}": partial(_hstree, n_trees=t, threads=n)
         for t in (1, 8)

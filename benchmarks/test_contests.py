@@ -23,7 +23,7 @@ from benchmarks.decoding import DECODED_ROWS, SCREENED_CONTESTS, SCREENED_SIZES
 from benchmarks.heads import HEAD_CONTESTS, MOS_SIZE, SIZE
 from benchmarks.memory import of_process
 from benchmarks.optimizers import OPTIMIZER_SIZES, TRAINING_SIZES
-from benchmarks.paths import GROWTH, MANY, PATH_SIZES, WIKITEXT, errors
+from benchmarks.paths import GROWTH, PATH_SIZES, WIKITEXT, errors
 from benchmarks.registry import CONTESTS
 from benchmarks.trainer import TRAINER_SIZE
 from benchmarks.word2vec import LIBRARIES, WORD2VEC_SIZES
@@ -34,7 +34,7 @@ RUNS: dict[str, tuple[Size, int]] = {
     "default trees": (SIZE, 5),
     "mixtures": (SIZE, 3),
     "mos": (MOS_SIZE, 3),
-    **{f"path, V = {s.classes}": (s, 1 if s.classes >= MANY else 3) for s in PATH_SIZES},
+    **{f"path, V = {s.classes}": (s, 3) for s in PATH_SIZES},
     "threads": (WIKITEXT, 9),
     "precision": (WIKITEXT, 9),
     "growth, T = 1": (GROWTH, 9),
@@ -56,13 +56,8 @@ for name, size in zip(SCREENED_CONTESTS, SCREENED_SIZES.values(), strict=True):
     DEVICES.append((name, "cuda"))
 
 
-def weighed(name: str) -> list[str]:
-    """The contestants whose memory is measured."""
-    size, names = RUNS[name][0], list(CONTESTS[name])
-    if name.startswith("path, "):
-        return [of for of in names if "T = " in of or size.classes < MANY]
-    most = f"training steps, V = {TRAINING_SIZES[-1].classes}"
-    return names if name in ("heads", "default trees", "mixtures", "mos", most) else []
+WEIGHED = ("heads", "default trees", "mixtures", "mos", "path, ", "training steps, V = 100000")
+"""The contests whose memory is measured."""
 
 
 def first_step(name: str, of: str, size: Size, device: str) -> tuple[Callable[[], object], str]:
@@ -84,8 +79,8 @@ def test_contest(benchmark: Any, short: bool, name: str, device: str) -> None:
         found = errors(size, torch.bfloat16)
         result["T = 8, bfloat16"]["error"] = found["hstree"]
         result["torch tree, T = 8, bfloat16"] = {"parameters": 0, "error": found["torch"]}
-    if not short and (names := weighed(name)):
-        for of in names:
+    if not short and name.startswith(WEIGHED):
+        for of in CONTESTS[name]:
             result[of]["peak_bytes"] = of_process(first_step, name, of, size, device)
 
 
