@@ -576,23 +576,6 @@ def of_setting(results: Mapping[str, Any], setting: str) -> dict[str, Entry]:
     return {key.removeprefix(start): entry for key, entry in found if key.startswith(start)}
 
 
-def _stages(entries: Mapping[str, Entry]) -> str:
-    """What else is in the record: tests and runs of compute-sanitizer."""
-
-    def counts(entry: Entry) -> str:
-        counted = ", ".join(f"{count} {what}" for what, count in entry.get("counts", {}).items())
-        return "; ".join(filter(None, (counted, entry.get("detail"))))
-
-    rows = [one for one in entries.items() if not one[0].startswith("benchmarks/")]
-    columns: list[Column] = [
-        ("stage", lambda row: row[0]),
-        ("outcome", lambda row: row[1]["outcome"]),
-        ("", lambda row: counts(row[1])),
-        ("seconds", lambda row: row[1]["seconds_taken"], decimals(0)),
-    ]
-    return markdown([table("Stages", rows, columns)]) if rows else ""
-
-
 def _times(there: Mapping[str, Entry]) -> Table:
     flat = {name: seconds for name in FLAT if (seconds := middle(there.get(name, {})))}
 
@@ -646,7 +629,6 @@ def page(results: Mapping[str, Any]) -> str:
     parts = [
         f"# hstree on {device['name']}",
         f"torch {device['torch']}, CUDA {device['cuda']}, {', '.join(dates)}.",
-        _stages(entries),
     ]
     for name, setting in SETTINGS.items():
         there = of_setting(results, name)

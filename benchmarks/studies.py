@@ -314,6 +314,22 @@ class Study:
 STEPS_OF_A_TURN, ROUNDS = 3, 15
 
 
+def lstm(size: int, dropout: float, epochs: int, rate: float, schedule: str) -> dict[str, Any]:
+    """Settings of a language model with one LSTM layer."""
+    return {
+        "embedding_size": size,
+        "hidden_size": size,
+        "layers": 1,
+        "dropout": dropout,
+        "dropout_input": dropout,
+        "epochs": epochs,
+        "learning_rate": rate,
+        "schedule": schedule,
+        "batch_size": 20,
+        "bptt": 35,
+    }
+
+
 def step_times(steps: Mapping[str, Iterator[Any]], *, rounds: int = ROUNDS) -> dict[str, Any]:
     """Time training steps, given by name as iterators that make one each: ``shares``, for each name
     the median over the rounds of the CPU seconds of its steps over those of the first one; machine,
@@ -360,20 +376,7 @@ def curve_picture(
 
 # ---- trees beside softmaxes on Penn Treebank
 
-PTB: dict[str, Any] = {
-    "embedding_size": 200,
-    "hidden_size": 200,
-    "layers": 1,
-    "dropout": 0.2,
-    "dropout_input": 0.2,
-    "epochs": 5,
-    "batch_size": 20,
-    "bptt": 35,
-    "optimizer": "adamw",
-    "learning_rate": 0.002,
-    "schedule": "cosine",
-    "head_learning_rate_factor": 8.0,
-}
+PTB = lstm(200, 0.2, 5, 0.002, "cosine") | {"optimizer": "adamw", FACTOR: 8.0}
 OPTION = "head_option"
 NEGATIVES = {OPTION: ("negatives=512",)}
 FOREST: dict[str, Any] = {"head": "forest", "n_trees": 4, "gate": "context"}
@@ -632,18 +635,7 @@ def _shapes(found: Sequence[Result]) -> Iterator[Table]:
 FEW_CLASSES, FEATURES, RANK_ROWS, TOKENS = 1000, 64, 2000, 300_000
 CLUSTERS, START = 32, 0.05
 """Clusters of a tree of a forest; standard deviation of the first vectors of copies of one tree."""
-SMALL: dict[str, Any] = {
-    "embedding_size": FEATURES,
-    "hidden_size": FEATURES,
-    "layers": 1,
-    "dropout": 0.1,
-    "dropout_input": 0.1,
-    "epochs": 2,
-    "learning_rate": 0.004,
-    "schedule": "cosine",
-    "batch_size": 20,
-    "bptt": 35,
-}
+SMALL = lstm(FEATURES, 0.1, 2, 0.004, "cosine")
 BEST = 32.0
 """The best factor of one tree, of a forest of four and of a softmax. All trees have the first and
 all forests the second."""
@@ -1153,19 +1145,8 @@ def time_transformer(corpus: Corpus) -> dict[str, Any]:
 VALID_TOKENS = 24_576
 LARGE_TIMES = (1000, 2000, 4000, 8000, 16000, 30000)
 """Times that have a column in the table, in steps of the first contender."""
-LARGE: dict[str, Any] = {
-    "embedding_size": 200,
-    "hidden_size": 200,
-    "sparse_embedding": True,
-    "layers": 1,
-    "dropout": 0.1,
-    "dropout_input": 0.1,
-    "epochs": 1000,  # the CPU time ends a run
-    "learning_rate": 0.002,
-    "schedule": "constant",
-    "batch_size": 20,
-    "bptt": 35,
-}
+LARGE = lstm(200, 0.1, 1000, 0.002, "constant") | {"sparse_embedding": True}
+"""The CPU time ends a run."""
 TRIED_SECONDS, SECONDS, POINTS = 60, 500, 8
 """CPU seconds of a run that tries a rate, those of the others, and points of their curves, each
 after twice the time of the one before."""
