@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.gpu import CONTESTANTS
 from benchmarks.table import ratio, time
 from hstree.lm.report import new_figure, picture
 
@@ -291,22 +292,10 @@ def model_classes(_: str) -> str:
 
 
 GPU_SETTINGS = ("4096x128k", "2304x256k", "768x50k")
-GPU_ROWS = {
-    "eager": "`F.linear` + `F.cross_entropy`",
-    "compiled": "`torch.compile` of it",
-    "liger": "Liger",
-    "cut": "cut-cross-entropy",
-    "softmax": "`hstree.Softmax`",
-    "forest": "`hstree.ForestSoftmax`, 4 trees",
-    "plif": "the head `plif`, 10,000 intervals",
-    "sampled": "`hstree.SampledSoftmax`, 512 negatives and the batch's targets",
-    "forest-sampled": "`hstree.ForestSoftmax`, 4 trees, the same negatives",
-    "adaptive": "`nn.AdaptiveLogSoftmaxWithLoss`",
-    "leaves": "`TreeEnsemble`, 4 trees, two levels, shared leaves, `sparse=True`",
-    "leaves-dense": "the same, dense gradients",
-    "wide-binary": "4 trees, a wide root over binary nodes",
-    "huffman-4": "operator `path_log_prob`, 8 binary Huffman trees over D / 4 features",
-}
+GPU_ROWS = (
+    *("eager", "compiled", "liger", "cut", "softmax", "forest", "plif", "sampled"),
+    *("forest-sampled", "adaptive", "leaves", "leaves-dense", "wide-binary", "huffman-4"),
+)
 
 
 @cache
@@ -338,8 +327,8 @@ def gpu_steps(_: str) -> str:
         ", ".join(f"{k} = {int(n):,}" for k, n in zip("NDV", size, strict=True)) for size in sizes
     ]
     rows = [
-        [label, *(cell(setting, name) for setting in GPU_SETTINGS)]
-        for name, label in GPU_ROWS.items()
+        [CONTESTANTS[name].title, *(cell(setting, name) for setting in GPU_SETTINGS)]
+        for name in GPU_ROWS
     ]
     return str(Table("", "", ["output layer", *header], ["---"] + ["---:"] * 3, rows))
 

@@ -117,42 +117,44 @@ class Contestant:
         return self.kind in ("paths", "trees", "head", "sampled")
 
 
-def _paths_of(recipe: str, part: int, sparse: bool = True) -> Contestant:
-    kind = "Huffman" if recipe == "huffman" else "balanced"
-    title = f"{kind} trees, S = D/{part}" + ", dense gradients" * (not sparse)
-    return Contestant(title, "paths", {"recipe": recipe, "part": part, "sparse": sparse})
-
-
-def _flat_of(loss: str, title: str) -> Contestant:
-    return Contestant(title, "flat", {"loss": loss})
+def _paths_of(kind: str, part: int, sparse: bool = True) -> Contestant:
+    title = f"operator `path_log_prob`, 8 binary {kind} trees over D / {part} features"
+    recipe = {"Huffman": "huffman", "balanced": "random"}[kind]
+    options = {"recipe": recipe, "part": part, "sparse": sparse}
+    return Contestant(title + ", dense gradients" * (not sparse), "paths", options)
 
 
 EAGER = "eager"
-LEAVES = "trees of two levels, one output embedding for all leaves"
 CONTESTANTS: dict[str, Contestant] = {
-    "huffman-4": _paths_of("huffman", 4),
-    "random-4": _paths_of("random", 4),
-    "huffman-2": _paths_of("huffman", 2),
-    "huffman-4-dense": _paths_of("huffman", 4, sparse=False),
-    "wide-binary": Contestant("wide root over binary nodes", "trees", {"leaf": 1}),
-    "leaves": Contestant(LEAVES, "trees", {"levels": 2}),
+    "huffman-4": _paths_of("Huffman", 4),
+    "random-4": _paths_of("balanced", 4),
+    "huffman-2": _paths_of("Huffman", 2),
+    "huffman-4-dense": _paths_of("Huffman", 4, sparse=False),
+    "wide-binary": Contestant("4 trees, a wide root over binary nodes", "trees", {"leaf": 1}),
+    "leaves": Contestant(
+        "`TreeEnsemble`, 4 trees, two levels, shared leaves, `sparse=True`", "trees", {"levels": 2}
+    ),
     "leaves-dense": Contestant(
         "the same, dense gradients", "trees", {"levels": 2, "sparse": False}
     ),
-    "softmax": Contestant("head `softmax`", "head", {"head": "softmax"}),
-    "forest": Contestant("head `forest`, 4 trees", "head", {"head": "forest"}),
-    "sampled": Contestant("head `sampled`, 512 negatives", "sampled", {"head": "sampled"}),
-    "forest-sampled": Contestant(
-        "head `forest`, 4 trees, 512 negatives", "sampled", {"head": "forest"}
+    "softmax": Contestant("`hstree.Softmax`", "head", {"head": "softmax"}),
+    "forest": Contestant("`hstree.ForestSoftmax`, 4 trees", "head", {"head": "forest"}),
+    "sampled": Contestant(
+        "`hstree.SampledSoftmax`, 512 negatives and the batch's targets",
+        "sampled",
+        {"head": "sampled"},
     ),
-    "plif": Contestant("head `plif`", "head", {"head": "plif"}),
-    "sigsoftmax": Contestant("head `sigsoftmax`", "head", {"head": "sigsoftmax"}),
-    EAGER: _flat_of("eager", "F.linear + F.cross_entropy"),
-    "compiled": _flat_of("compiled", "torch.compile of it"),
-    "cut": _flat_of("cut", "cut-cross-entropy"),
-    "liger": _flat_of("liger", "Liger"),
-    "chunked": _flat_of("chunked", "F.linear_cross_entropy"),
-    "adaptive": Contestant("AdaptiveLogSoftmaxWithLoss", "adaptive"),
+    "forest-sampled": Contestant(
+        "`hstree.ForestSoftmax`, 4 trees, the same negatives", "sampled", {"head": "forest"}
+    ),
+    "plif": Contestant("the head `plif`, 10,000 intervals", "head", {"head": "plif"}),
+    "sigsoftmax": Contestant("the head `sigsoftmax`", "head", {"head": "sigsoftmax"}),
+    EAGER: Contestant("`F.linear` + `F.cross_entropy`", "flat", {"loss": "eager"}),
+    "compiled": Contestant("`torch.compile` of it", "flat", {"loss": "compiled"}),
+    "cut": Contestant("cut-cross-entropy", "flat", {"loss": "cut"}),
+    "liger": Contestant("Liger", "flat", {"loss": "liger"}),
+    "chunked": Contestant("`F.linear_cross_entropy`", "flat", {"loss": "chunked"}),
+    "adaptive": Contestant("`nn.AdaptiveLogSoftmaxWithLoss`", "adaptive"),
 }
 """The contestants in the order of the tables: first those of hstree, kernels before whole heads;
 then the baselines."""

@@ -128,19 +128,6 @@ def mean_loss(log_prob: Tensor) -> Tensor:
     return -torch.logsumexp(log_prob, 1).mean()
 
 
-def errors(size: Size, dtype: torch.dtype) -> dict[str, float]:
-    """Largest errors of hstree's and torch's eager results in a dtype against float64 with the same
-    values, relative to the largest value of a tensor."""
-    paths = draw_paths(size, 8, dtype)
-    true = paths.torch_results(torch.float64)
-
-    def error(results: list[Tensor]) -> float:
-        pairs = zip(results, true, strict=True)
-        return max(float((got - want).abs().max() / want.abs().max()) for got, want in pairs)
-
-    return {"hstree": error(paths.results()), "torch": error(paths.torch_results(dtype))}
-
-
 def _hstree(
     size: Size,
     device: str,

@@ -50,7 +50,7 @@ mapped by itself; parameters, inputs and code are not counted.
   row-sparse gradients. `torch tree` is the same trees in torch's own operators: the paths of the
   batch packed in one list, with sparse `F.embedding` gradients. `bags` is the same without copying
   any vector, as weighted `F.embedding_bag`s, the fastest that we could find. *Growth*: the same
-  trees by the number of classes. Errors are those of gradients, relative to the largest true one.
+  trees by the number of classes.
 - *Decoding*: a trained head computes the log-probabilities of all classes, the ten most probable,
   the most probable one, or a draw. Untrained vectors that move the scores by about one, over Zipf's
   law. The fewer classes share the probability, the less of a tree the search for the most probable
@@ -167,7 +167,6 @@ def contest_table(name: str, contest: Mapping[str, Any]) -> Table:
             lambda of: contestants[of].get("parameters") or None,
             lambda value: f"{value / 1e6:,.2f} M",
         ),
-        ("error", lambda of: contestants[of].get("error"), "{:.2g}".format),
     ):
         cell = shown(get, form)
         if any(map(cell, contestants)):

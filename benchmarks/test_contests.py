@@ -23,7 +23,7 @@ from benchmarks.decoding import DECODED_ROWS, SCREENED_CONTESTS, SCREENED_SIZES
 from benchmarks.heads import HEAD_CONTESTS, MOS_SIZE, SIZE
 from benchmarks.memory import of_process
 from benchmarks.optimizers import OPTIMIZER_SIZES, TRAINING_SIZES
-from benchmarks.paths import GROWTH, PATH_SIZES, WIKITEXT, errors
+from benchmarks.paths import GROWTH, PATH_SIZES, WIKITEXT
 from benchmarks.registry import CONTESTS
 from benchmarks.trainer import TRAINER_SIZE
 from benchmarks.word2vec import LIBRARIES, WORD2VEC_SIZES
@@ -75,10 +75,6 @@ def test_contest(benchmark: Any, short: bool, name: str, device: str) -> None:
     torch.manual_seed(0)
     benchmark.extra_info["name"] = name
     result = contest(benchmark, CONTESTS[name], size, device, rounds)
-    if name == "precision":
-        found = errors(size, torch.bfloat16)
-        result["T = 8, bfloat16"]["error"] = found["hstree"]
-        result["torch tree, T = 8, bfloat16"] = {"parameters": 0, "error": found["torch"]}
     if not short and name.startswith(WEIGHED):
         for of in CONTESTS[name]:
             result[of]["peak_bytes"] = of_process(first_step, name, of, size, device)
