@@ -462,7 +462,7 @@ def _labels(title: str, row: str) -> Figure:
 
 QUALITY = "head | valid | test | seeds | head step | parameters"
 TIMES = " | ".join(f"time {n},000" for n in (1, 2, 4, 8, 16, 30))
-CURVES = f"head | {TIMES} | end | step | memory"
+CURVES = f"head | {TIMES} | end | step"
 SCREEN = "chosen: R = 288, int4, n = 256"
 README: dict[str, Figure] = {
     "summary": summary,

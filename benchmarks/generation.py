@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.pages import in_turns, page_parser, publish, ratios
+from benchmarks.pages import WIKITEXT, in_turns, publish, ratios
 from benchmarks.smollm2 import TITLE, read_model
 from hstree.lab.report import Report
 from hstree.lm.report import Table, decimals, table
@@ -107,13 +107,5 @@ def measure(arguments: argparse.Namespace) -> Report:
     return Report("Generation with a screened lm_head", tables, NOTES)
 
 
-def main() -> None:
-    parser = page_parser(__doc__)
-    parser.add_argument(
-        "--data", type=Path, required=True, metavar="FOLDER", help="WikiText-2: valid.txt, test.txt"
-    )
-    publish("generation", parser, measure)
-
-
 if __name__ == "__main__":
-    main()
+    publish("generation", __doc__, measure, data=WIKITEXT)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.memory import of_process
-from benchmarks.pages import in_turns, page_parser, publish, ratios
+from benchmarks.pages import in_turns, publish, ratios
 from benchmarks.smollm2 import TITLE, read_model
 from hstree.lab.report import Report
 from hstree.lm.report import decimals, table
@@ -93,11 +93,6 @@ def measure(options: argparse.Namespace) -> Report:
     return Report("The lm_head of a language model", [table(TITLE, models, columns)], notes, data)
 
 
-def main() -> None:
-    parser = page_parser(__doc__)
-    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="a text")
-    publish("lm_head", parser, measure)
-
-
 if __name__ == "__main__":
-    main()
+    text = {"type": Path, "required": True, "metavar": "FILE", "help": "a text"}
+    publish("lm_head", __doc__, measure, data=text)

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.contest import Size
 from benchmarks.optimizers import TRAINING, TRAINING_SIZES
-from benchmarks.pages import in_turns, page_parser, publish
+from benchmarks.pages import in_turns, publish
 from hstree import _onednn
 from hstree.lab.report import Report, row_table
 
@@ -64,9 +64,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = page_parser(__doc__)
-    parser.add_argument("--classes", type=int, metavar="V")
-    publish("onednn", parser, measure, argv)
+    publish("onednn", __doc__, measure, argv, classes={"type": int, "metavar": "V"})
 
 
 if __name__ == "__main__":

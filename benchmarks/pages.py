@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,25 +20,30 @@ from hstree.lab.report import Report
 Key = TypeVar("Key")
 
 
-def page_parser(doc: str | None) -> argparse.ArgumentParser:
-    """A parser with the flag ``--output``, described by the docstring of a module."""
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="folder for the page and its figures"
-    )
-    return parser
+WIKITEXT: dict[str, Any] = {
+    "type": Path,
+    "required": True,
+    "metavar": "FOLDER",
+    "help": "WikiText-2: valid.txt, test.txt",
+}
+"""Settings of a flag ``--data``."""
+OUTPUT = {"type": Path, "metavar": "FOLDER", "help": "folder for the page and its figures"}
 
 
 def publish(
     name: str,
-    parser: argparse.ArgumentParser,
+    doc: str | None,
     measure: Callable[[argparse.Namespace], Report],
     argv: Sequence[str] | None = None,
+    **flags: Mapping[str, Any],
 ) -> None:
-    """Run benchmarks.NAME on one thread: print its page, NAME.md, and write its files to the folder
-    of ``--output``, if there is one."""
+    """Run benchmarks.NAME, with its docstring, on one thread: print its page, NAME.md, and write
+    its files to the folder of ``--output``, if there is one. ``flags``: the others, by name."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for flag, settings in {**flags, "output": OUTPUT}.items():
+        parser.add_argument(f"--{flag}", **settings)
     given = sys.argv[1:] if argv is None else list(argv)
     options = parser.parse_args(given)
     torch.set_num_threads(1)

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.pages import in_turns, page_parser, publish
+from benchmarks.pages import WIKITEXT, in_turns, publish
 from benchmarks.smollm2 import TITLE, read_model
 from hstree.heads import ScreenedSoftmax
 from hstree.lab.report import Report
@@ -243,13 +243,5 @@ def measure(arguments: argparse.Namespace) -> Report:
     return Report("A screened softmax", tables, NOTES)
 
 
-def main() -> None:
-    parser = page_parser(__doc__)
-    parser.add_argument(
-        "--data", type=Path, required=True, metavar="FOLDER", help="WikiText-2: valid.txt, test.txt"
-    )
-    publish("screened", parser, measure)
-
-
 if __name__ == "__main__":
-    main()
+    publish("screened", __doc__, measure, data=WIKITEXT)

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,7 +34,6 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from torch import Tensor, nn
 
 import hstree
-from benchmarks.memory import peak_extra_bytes
 from benchmarks.pages import in_turns, ratios
 from benchmarks.smollm2 import read_tokenizer
 from benchmarks.trainer import endless_steps
@@ -751,8 +750,8 @@ def _prepare(head: ForestSoftmax, subset: int, identical: bool, seed: int) -> No
 
 
 def measure_randomized(run: Run, corpus: Corpus, given: object = None) -> dict[str, Any]:
-    """Train a model; its perplexities, ``head_parameters``, the ``rank`` of log P over the first
-    RANK_ROWS test contexts, and CPU ``seconds`` of an epoch."""
+    """Train a model; its perplexities, ``head_parameters``, and the ``rank`` of log P over the
+    first RANK_ROWS test contexts."""
     settings = run.settings
     torch.set_num_threads(ONE_THREAD["threads"])
     torch.manual_seed(run.seed)
@@ -763,12 +762,10 @@ def measure_randomized(run: Run, corpus: Corpus, given: object = None) -> dict[s
     backbone = AWDLSTM(*size, **dropout)
     head = randomized_head(settings, corpus, run.seed)
     model = LanguageModel(backbone, head)
-    trainer, seconds = Trainer(model, corpus, config), 0.0
+    trainer = Trainer(model, corpus, config)
     for _ in range(config.epochs):
-        begin = time.process_time()
         for _ in trainer.steps():
             pass
-        seconds += time.process_time() - begin
         trainer.note_validation(0.0)
     rows = min(RANK_ROWS, len(corpus.test))
     return {
@@ -776,7 +773,6 @@ def measure_randomized(run: Run, corpus: Corpus, given: object = None) -> dict[s
         "test": math.exp(evaluate(model, corpus.test)),
         "head_parameters": sum(parameter.numel() for parameter in head.parameters()),
         "rank": log_prob_rank(model, np.asarray(corpus.test), rows, torch.float64).press_rank,
-        "seconds": seconds / config.epochs,
     }
 
 
@@ -788,10 +784,10 @@ two epochs. Small on purpose, so that every question gets three seeds. ± is the
 over seeds. *Copies of one tree* have the same tree and vectors of their own; without a learned gate
 and with all features they start equal, and only rounding errors, which the optimizer amplifies,
 drive them apart: enough to raise the rank, and no gain. *Rank* is that of the matrix log P over
-2,000 contexts of the test text, in float64 (at most 1,000). *Time* is CPU time of an epoch of
-training, as a share of that of one tree. A *forest* is a mixture of softmaxes over one output
-embedding, to which each tree adds the vectors of its 32 clusters (hstree.ForestSoftmax); its copies
-of one tree start with small random vectors, since equal ones would stay equal.
+2,000 contexts of the test text, in float64 (at most 1,000). A *forest* is a mixture of softmaxes
+over one output embedding, to which each tree adds the vectors of its 32 clusters
+(hstree.ForestSoftmax); its copies of one tree start with small random vectors, since equal ones
+would stay equal.
 """
 
 
@@ -804,8 +800,6 @@ def report_randomized(contenders: Sequence[Contender], records: Records) -> Repo
         [
             "the other trees have the factor of one tree on the head's learning rate, the other "
             "forests that of four trees",
-            "forests and the mixture ran on another machine than the trees and the softmax: their "
-            "times are not comparable",
         ],
         pictures={"": _ensemble_picture([r for r in found if r.mean("valid") is not None])},
         introduction=RANDOMIZED_TEXT,
@@ -813,19 +807,12 @@ def report_randomized(contenders: Sequence[Contender], records: Records) -> Repo
 
 
 def _ensembles(found: Sequence[Result]) -> Table:
-    base = next((r.mean("seconds") for r in found if r.contender.name == BASE), None)
-
-    def time(one: Result) -> str:
-        seconds = one.mean("seconds")
-        return f"{seconds / base:.2f}" if base and seconds else ""
-
     columns: list[Column] = [
         ("head", lambda r: r.title),
         ("valid", lambda r: r.spread("valid", 2), str),
         ("test", lambda r: r.spread("test", 2), str),
         ("parameters", lambda r: f"{(r.mean('head_parameters') or 0) / 1e3:.0f} k", str),
         ("rank", lambda r: r.spread("rank", 0), str),
-        ("time", time, str),
     ]
     return table("Results", found, columns)
 
@@ -1058,28 +1045,17 @@ def perplexity(model: Transformer, tokens: npt.NDArray[Any]) -> float:
 
 
 def measure_transformer(run: Run, corpus: Corpus, given: argparse.Namespace) -> dict[str, Any]:
-    """Train.
-
-    Returns ``valid``: perplexity, None if training diverged; ``head_parameters`` beside the
-    embeddings; on the CPU ``bytes``, what a first step adds to the process, and ``seconds`` of its
-    time.
-    """
+    """Train. Returns ``valid``: perplexity, None if training diverged; ``head_parameters`` beside
+    the embeddings."""
     torch.set_num_threads(1)
-    begin = time.process_time()
     steps = transformer_steps(run.settings, corpus, run.seed, given.device)
-    model, on_cpu = next(steps), given.device == "cpu"
+    model = next(steps)
     tied = {id(parameter) for parameter in model.backbone.parameters()}
-    own = [p for p in model.head.parameters() if id(p) not in tied]
-    figures: dict[str, Any] = {
-        "head_parameters": sum(parameter.numel() for parameter in own),
-        "bytes": peak_extra_bytes(lambda: next(steps)) if on_cpu else None,
-    }
-    for _ in range(run.settings["steps"] - on_cpu):  # one step has been taken for the memory
+    own = sum(p.numel() for p in model.head.parameters() if id(p) not in tied)
+    for _ in range(run.settings["steps"]):
         next(steps)
     valid = perplexity(model, corpus.valid)
-    finite = math.isfinite(valid)
-    seconds = time.process_time() - begin if on_cpu else 0.0
-    return figures | {"valid": valid if finite else None, "seconds": seconds}
+    return {"valid": valid if math.isfinite(valid) else None, "head_parameters": own}
 
 
 TRANSFORMER_TEXT = f"""\
@@ -1088,10 +1064,9 @@ AdamW, a warmed-up cosine for each run, steps of {WINDOWS} windows of {WINDOW} s
 learning rate is {TRANSFORMER_RATE}. On another text, {SHORT_STEPS:,} steps with 0.0005 and 0.002
 had perplexities 4 to 13% higher for the softmax, the sampled one and the forests of one tree and of
 four; for {LONG:,} steps no other rate was tried. ± is the standard deviation over seeds. *Valid* is
-the perplexity of the first {TRANSFORMER_TOKENS:,} tokens. *Step* and *memory* are of a CPU: memory
-is what a first step adds to the process, gradients, optimizer state and workspaces, those of the
-backbone included. *Parameters* are those beside the embeddings. With all classes in the last tenth
-of the steps, *step* is the mean of both kinds.
+the perplexity of the first {TRANSFORMER_TOKENS:,} tokens. *Step* is of a CPU. *Parameters* are
+those beside the embeddings. With all classes in the last tenth of the steps, *step* is the mean of
+both kinds.
 """
 
 
@@ -1120,18 +1095,12 @@ def _transformer_table(found: Sequence[Result], shares: Mapping[str, float], ste
             return None
         return (1 - tail) * shares[name] + tail * shares[last]
 
-    def memory(one: Result) -> float | None:
-        """Mean of the runs on a CPU."""
-        known = [bytes for run in one.runs if (bytes := run["bytes"]) is not None]
-        return fmean(known) / 2**20 if known else None
-
     columns: list[Column] = [
         ("head", lambda r: r.title),
         ("valid", lambda r: r.spread("valid"), str),
         ("seeds", lambda r: len(r.runs), str),
         ("step / softmax", share, decimals(2)),
         ("parameters", lambda r: r.mean("head_parameters"), "{:,.0f}".format),
-        ("memory, MiB", memory, decimals(0)),
     ]
     return table(f"After {steps:,} steps", found, columns)
 
@@ -1150,7 +1119,6 @@ LARGE = lstm(200, 0.1, 1000, 0.002, "constant") | {"sparse_embedding": True}
 TRIED_SECONDS, SECONDS, POINTS = 60, 500, 8
 """CPU seconds of a run that tries a rate, those of the others, and points of their curves, each
 after twice the time of the one before."""
-MEMORY_STEPS = 3
 
 
 def _large(name: str, title: str, *factors: float, **own: Any) -> Contender:
@@ -1198,26 +1166,13 @@ def measure_large(run: Run, corpus: Corpus, given: object = None) -> dict[str, A
 
     Returns ``valid``: perplexity of the first VALID_TOKENS validation tokens at the end, None if
     training diverged; ``points``: CPU ``seconds`` of training, ``tokens`` seen and ``valid``;
-    ``head_parameters``; ``bytes``: parameters of the head, and what the first steps add to the
-    process, None in a run that tries a rate.
+    ``head_parameters``.
     """
     seconds, config = run.settings["seconds"], _large_config(run.settings, run.seed)
     torch.set_num_threads(ONE_THREAD["threads"])
-    statistics = corpus.statistics()
-    model = build_model(config, len(corpus.vocabulary), statistics)
-
-    def first_steps() -> None:
-        for _ in islice(endless_steps(Trainer(model, corpus, config)), MEMORY_STEPS):
-            pass
-
-    extra = None
-    if seconds >= SECONDS:
-        extra = peak_extra_bytes(first_steps)
-        model = build_model(config, len(corpus.vocabulary), statistics)
-    parameters = own_parameter_count(model.head, model.backbone)
+    model = build_model(config, len(corpus.vocabulary), corpus.statistics())
     figures: dict[str, Any] = {
-        "head_parameters": parameters,
-        "bytes": None if extra is None else extra + 4 * parameters,
+        "head_parameters": own_parameter_count(model.head, model.backbone),
         "points": [],
     }
     trainer, valid = Trainer(model, corpus, config), corpus.valid[:VALID_TOKENS]
@@ -1253,9 +1208,7 @@ more than others. Between two points of a curve, perplexity is interpolated.
 
 The gradients of the word embeddings are row-sparse: a dense update of them takes most of a step.
 The factor of the head's rate was chosen in runs of 60 CPU seconds; the final runs have 500. A
-softmax makes too few steps in 60: it has the default of 8. *Memory* is the parameters of the head
-and what the first training steps add to the process: gradients, optimizer state and workspaces,
-those of the backbone included, which are the same for all.
+softmax makes too few steps in 60: it has the default of 8.
 """
 
 Curve = Sequence[tuple[float, float]]
@@ -1311,11 +1264,6 @@ def _curve_table(found: Sequence[tuple[Result, Curve]], step: Mapping[str, float
         ("time of the end", lambda p: p[1][-1][0], decimals(0)),
         ("step", lambda p: step[p[0].contender.name], decimals(2)),
         ("parameters", lambda p: p[0].runs[0]["head_parameters"] / 1e6, "{:.1f} M".format),
-        (
-            "memory",
-            lambda p: (bytes := p[0].runs[0]["bytes"]) and bytes / 2**20,
-            or_nothing("{:,.0f} MiB"),
-        ),
     ]
     return table("Validation perplexity by training time", found, columns)
 

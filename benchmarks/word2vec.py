@@ -48,17 +48,12 @@ def pairs(lines: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     return np.concatenate(both)
 
 
-def code_lengths(counts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Number of nodes on the path of each word in a Huffman tree."""
-    offset = build_ensemble("huffman", len(counts), 1, counts)[0].tables().path_offset
-    return np.diff(offset)
-
-
 def visits(lines: list[np.ndarray[Any, Any]]) -> int:
     """Number of visits in an epoch: the same for any Huffman tree, except for words at the ends of
     lines."""
-    lengths = code_lengths(np.bincount(np.concatenate(lines)))
-    return int(lengths[pairs(lines)[:, 1]].sum())
+    counts = np.bincount(np.concatenate(lines))
+    tree = build_ensemble("huffman", len(counts), 1, counts)[0]
+    return int(np.diff(tree.tables().path_offset)[pairs(lines)[:, 1]].sum())
 
 
 def _hstree(size: Size, device: str) -> Contestant:
