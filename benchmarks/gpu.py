@@ -5,7 +5,8 @@
     python -m benchmarks.gpu --page benchmarks/results/gpu.json > benchmarks/results/gpu.md
 
 results.json in the folder is replaced before and after each contestant, so that a crash, a hang or
-Ctrl-C loses only what was running; the next call measures what is missing. The page is report.md.
+Ctrl-C loses only what was running, which is "not finished"; the next call measures what is missing.
+The page is report.md.
 
 The loss and the gradient of the input are first compared with float64: a wrong contestant is not
 timed. Times are measured between events on the device. Before each step the device computes matrix
