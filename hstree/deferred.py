@@ -24,7 +24,7 @@ from hstree._checks import mark_targets
 from hstree._numerics import is_transformed
 from hstree.heads import Head, SampledSoftmax, ScreenedSoftmax, Softmax
 from hstree.heads.functions import Identity, Scaled
-from hstree.heads.tables import Tables
+from hstree.heads.state import Tables
 from hstree.ops import default_chunk_rows
 
 __all__ = ["DeferredHead", "defer_logits", "undefer"]

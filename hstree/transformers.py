@@ -30,7 +30,7 @@ from hstree._files import read_tensors, tensor_names
 from hstree.deferred import DeferredHead, defer_logits, undefer
 from hstree.heads import ForestSoftmax, Head, SampledSoftmax, ScreenedSoftmax, Softmax
 from hstree.heads.registry import build_head, head_class, head_options, saved_head
-from hstree.heads.tying import tied_names
+from hstree.heads.state import tied_names
 
 __all__ = ["accelerate_lm_head", "from_pretrained", "replace_lm_head"]
 

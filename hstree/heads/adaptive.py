@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from hstree._checks import check_int, check_number, check_order, check_sequence
 from hstree._numerics import at_least_float32, input_dtype, is_transformed, no_autocast
 from hstree.heads.base import Head, HeadOptions
-from hstree.heads.tables import Tables, saved_tables
-from hstree.heads.tying import HasWeight
+from hstree.heads.state import HasWeight, Tables, saved_tables
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack

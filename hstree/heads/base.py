@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hstree._checks import (
     check_choice,
+    check_class_weight,
     check_classes,
     check_generator,
     check_ignore_index,
@@ -38,16 +39,18 @@ from hstree._numerics import (
     log_sum_exp,
     without_ignored,
 )
-from hstree.heads.exclude import check_exclude, is_excluded, mask_excluded, topk_without, without
-from hstree.heads.losses import (
-    check_class_weight,
+from hstree.heads.rows import (
+    check_exclude,
     in_row_chunks,
+    is_excluded,
     mask_candidates,
+    mask_excluded,
     split_rows,
     tempered,
+    topk_without,
+    without,
 )
-from hstree.heads.tables import Tables, fill
-from hstree.heads.tying import HasWeight, TyingError, tied_names
+from hstree.heads.state import HasWeight, Tables, TyingError, fill, tied_names
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -10,12 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from hstree._checks import check_bool, check_choice, check_int, check_nonnegative
+from hstree._checks import check_bool, check_choice, check_entries, check_int, check_nonnegative
 from hstree._numerics import is_transformed
 from hstree.heads.flat import FlatHead, FlatOptions, Step
 from hstree.heads.resizing import resized_rows
-from hstree.heads.tables import Tables, check_entries
-from hstree.heads.tying import HasWeight
+from hstree.heads.state import HasWeight, Tables
 from hstree.ops._row_sparse import with_rows
 
 if TYPE_CHECKING:

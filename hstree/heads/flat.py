@@ -18,8 +18,7 @@ from hstree.heads import functions
 from hstree.heads.base import Head, HeadOptions
 from hstree.heads.functions import Function
 from hstree.heads.resizing import resized_head
-from hstree.heads.tables import adopt_tables, fill
-from hstree.heads.tying import HasWeight, weight_to_tie
+from hstree.heads.state import HasWeight, adopt_tables, fill, weight_to_tie
 from hstree.ops import LogitFunction, mixture_log_prob
 from hstree.ops.target_log_softmax import log_softmax
 

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from hstree._checks import (
     check_choice,
+    check_entries,
     check_int,
     check_probability,
     check_seed,
 )
 from hstree._numerics import draw_columns, linear_scores
 from hstree.heads.class_sampler import ClassSampler, DrawOptions
-from hstree.heads.tables import check_entries, saved_tables
+from hstree.heads.state import HasWeight, saved_tables
 from hstree.heads.trees.gate import GATES
 from hstree.heads.trees.shape import CONTEXTS, TreeShape, check_trees
-from hstree.heads.tying import HasWeight
 from hstree.ops import forest_log_prob
 from hstree.ops.forest_log_prob import forest_log_softmax
 from hstree.trees import Tree, build_ensemble

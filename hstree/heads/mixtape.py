@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._checks import check_int, check_order
+from hstree._checks import check_entries, check_int, check_order
 from hstree._numerics import at_least_float32, linear_scores
 from hstree.heads.base import Head, HeadOptions
 from hstree.heads.flat import FlatHead
-from hstree.heads.losses import in_row_chunks
-from hstree.heads.tables import Tables, check_entries
+from hstree.heads.rows import in_row_chunks
+from hstree.heads.state import Tables
 from hstree.ops.target_log_softmax import log_softmax, target_log_softmax
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from hstree.heads.mixture import MixtureOfContexts, MixtureOfSoftmaxes
 from hstree.heads.sampled import SampledSoftmax
 from hstree.heads.screened import ScreenedSoftmax
 from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, SigSoftmax, Softmax
+from hstree.heads.state import HasWeight, TyingError, tied_names
 from hstree.heads.trees import TreeEnsemble
-from hstree.heads.tying import HasWeight, TyingError, tied_names
 
 
 class _Entry(NamedTuple):

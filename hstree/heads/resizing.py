@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hstree._checks import check_int, smoothed_frequencies
-from hstree.heads.tying import HasWeight, weight_to_tie
+from hstree.heads.state import HasWeight, weight_to_tie
 
 
 @torch.no_grad()

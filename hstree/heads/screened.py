@@ -10,13 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._checks import check_bool, check_int, check_number, check_tensor, check_up_to
+from hstree._checks import (
+    check_bool,
+    check_entries,
+    check_int,
+    check_number,
+    check_tensor,
+    check_up_to,
+)
 from hstree._numerics import draw_columns, no_autocast
 from hstree.heads.base import Head, HeadOptions
-from hstree.heads.exclude import topk_without
-from hstree.heads.losses import mask_candidates, split_rows
-from hstree.heads.tables import Tables, adopt_tables, check_entries
-from hstree.heads.tying import HasWeight, weight_to_tie
+from hstree.heads.rows import mask_candidates, split_rows, topk_without
+from hstree.heads.state import HasWeight, Tables, adopt_tables, weight_to_tie
 from hstree.ops.screened_topk import BLOCK, Screened, quantize_preview, screened_topk
 
 if TYPE_CHECKING:

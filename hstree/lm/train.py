@@ -35,8 +35,7 @@ from hstree._memory import ran_out
 from hstree._progress import track
 from hstree.heads import Head, build_head, head_class, head_options
 from hstree.heads.class_sampler import ClassSampler
-from hstree.heads.tables import Tables
-from hstree.heads.tying import TyingError
+from hstree.heads.state import Tables, TyingError
 from hstree.lm.config import (
     RESUMABLE,
     SHORTEST_WINDOW,

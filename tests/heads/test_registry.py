@@ -29,7 +29,7 @@ from hstree.heads import (
     register_head,
 )
 from hstree.heads import registry as module
-from hstree.heads.tables import Tables
+from hstree.heads.state import Tables
 
 
 def test_names() -> None:

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from hstree._checks import (
     check_bool,
     check_choice,
+    check_entries,
     check_frequencies,
     check_seed,
 )
 from hstree._numerics import is_readable, is_transformed, log_sum_exp, sum_dtype
 from hstree.heads.base import Head, HeadOptions, LossOptions
-from hstree.heads.exclude import is_excluded
-from hstree.heads.losses import split_rows
-from hstree.heads.tables import adopt_tables, check_entries, saved_tables
+from hstree.heads.rows import is_excluded, split_rows
+from hstree.heads.state import HasWeight, adopt_tables, saved_tables
 from hstree.heads.trees.gate import GATES, UniformGate
 from hstree.heads.trees.layout import LEAF, Layout
 from hstree.heads.trees.nodes import Nodes
@@ -35,7 +35,6 @@ from hstree.heads.trees.queries import (
     search_classes,
 )
 from hstree.heads.trees.shape import CONTEXTS, TreeShape, check_trees, draw_subsets
-from hstree.heads.tying import HasWeight
 from hstree.ops import leaf_order
 from hstree.trees import Tree
 from hstree.trees.vectors import Context, count_classes

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hstree.heads.tables import Tables
+from hstree.heads.state import Tables
 from hstree.trees import Tree
 from hstree.trees.ensemble_tables import ensemble_tables
 from hstree.trees.tables import table_sizes

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hstree._numerics import batched_product, batched_scores, is_cast, linear_scores
-from hstree.heads.losses import tempered
-from hstree.heads.tables import fill
+from hstree.heads.rows import tempered
+from hstree.heads.state import HasWeight, TyingError, fill, weight_to_tie
 from hstree.heads.trees.layout import BINARY, KINDS, LEAF, ROOT, WIDE, Layout
-from hstree.heads.tying import HasWeight, TyingError, weight_to_tie
 from hstree.ops._row_sparse import with_rows
 from hstree.ops.feature_gather import feature_gather
 from hstree.ops.target_log_softmax import log_softmax, target_log_softmax

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hstree._numerics import is_low, is_transformed, log_sum_exp, no_autocast, sum_dtype
-from hstree.heads.losses import mask_candidates
+from hstree.heads.rows import mask_candidates
 from hstree.heads.trees.layout import BINARY, KINDS, LEAF, WIDE, Layout
 from hstree.heads.trees.nodes import Block, LeafBlock, RootBlock, to_dtype_of, tree_features
 from hstree.ops import (

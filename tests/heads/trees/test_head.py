@@ -22,8 +22,8 @@ from heads.support import (
     trees,
 )
 from hstree.heads import Head, TreeEnsemble
-from hstree.heads.losses import split_rows
-from hstree.heads.tables import EXTRA_STATE, saved_tables
+from hstree.heads.rows import split_rows
+from hstree.heads.state import EXTRA_STATE, saved_tables
 from hstree.heads.trees import nodes
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
 from hstree.optim import AdamW

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hstree.heads.tables import EXTRA_STATE
+from hstree.heads.state import EXTRA_STATE
 from hstree.heads.trees.layout import BINARY, ROOT, WIDE, Layout, TreeLayout
 from hstree.trees import Tree
 

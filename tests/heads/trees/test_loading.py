@@ -19,7 +19,7 @@ from torch import Tensor
 
 from heads.support import make
 from hstree.heads import TreeEnsemble, load_head
-from hstree.heads.tables import EXTRA_STATE, saved_tables
+from hstree.heads.state import EXTRA_STATE, saved_tables
 from hstree.heads.trees.layout import LEAF, WIDE, Layout
 from hstree.trees import Tree
 

@@ -18,7 +18,7 @@ import torch
 from heads.support import HEADS
 from hstree._files import read_tensors
 from hstree.heads import ForestSoftmax, TreeEnsemble, load_head
-from hstree.heads.tables import saved_tables
+from hstree.heads.state import saved_tables
 from hstree.trees import build_ensemble
 
 SAVED = Path(__file__).parent / "saved"
