@@ -4,17 +4,25 @@ another module."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors.torch import save as bytes_of_tensors
+from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from hstree._files import write_atomic
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+METADATA_KEY = "hstree.head"
+"""Key of the name and configuration of a head in the metadata of its file."""
 
 EXTRA_STATE = "_extra_state"
 """Key of the tables in a state dict, from :meth:`torch.nn.Module.get_extra_state`."""
@@ -246,3 +254,20 @@ def tied_names(head: nn.Module, embedding: HasWeight) -> list[str]:
     """Names of the parameters of the head that are the weight of ``embedding``."""
     weight = embedding.weight
     return [name for name, parameter in head.named_parameters() if parameter is weight]
+
+
+def save_head(head: Any, path: str | os.PathLike[str], embedding: HasWeight | None) -> None:
+    """See :meth:`hstree.heads.Head.save`."""
+    left_out = [] if embedding is None else tied_names(head, embedding)
+    if embedding is not None and not left_out:
+        raise TyingError(
+            "embedding: expected the module to whose weight the head is tied, got a "
+            f"{type(embedding).__name__} with another weight"
+        )
+    tensors = {
+        name: value.detach().contiguous().cpu()
+        for name, value in head.state_dict().items()
+        if name not in left_out
+    }
+    metadata = {METADATA_KEY: json.dumps({"name": head.name, "config": head.config()})}
+    write_atomic(Path(path), lambda part: save_file(tensors, part, metadata))

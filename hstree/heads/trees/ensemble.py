@@ -18,7 +18,7 @@ from hstree._checks import (
     check_seed,
 )
 from hstree._numerics import is_readable, is_transformed, log_sum_exp, sum_dtype
-from hstree.heads.base import Head, HeadOptions, LossOptions
+from hstree.heads.base import Head
 from hstree.heads.rows import is_excluded, split_rows
 from hstree.heads.state import HasWeight, adopt_tables, saved_tables
 from hstree.heads.trees.gate import GATES, UniformGate
@@ -40,20 +40,10 @@ from hstree.trees import Tree
 from hstree.trees.vectors import Context, count_classes
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Self
 
 
 NODE_VECTORS = ("free", "leaves")
-
-
-class TreeOptions(LossOptions, total=False):
-    """Keywords of :class:`TreeEnsemble` that the constructors which build trees pass on."""
-
-    subset_size: int | None
-    gate: str
-    node_vectors: str
-    embedding: HasWeight | None
-    sparse: bool
 
 
 class TreeEnsemble(Head):
@@ -126,7 +116,7 @@ class TreeEnsemble(Head):
         embedding: HasWeight | None = None,
         sparse: bool = False,
         seed: int = 0,
-        **options: Unpack[HeadOptions],
+        **options: Any,
     ) -> None:
         super().__init__(in_features, n_classes, **options)
         trees = check_trees(trees, self.n_classes)
@@ -163,7 +153,7 @@ class TreeEnsemble(Head):
         leaf: int | None = None,
         levels: int | None = None,
         seed: int = 0,
-        **options: Unpack[TreeOptions],
+        **options: Any,
     ) -> Self:
         """An ensemble built from class counts; before training it gives their distribution.
 
@@ -222,7 +212,7 @@ class TreeEnsemble(Head):
         contexts: Sequence[Context] = CONTEXTS,
         tree_options: Mapping[str, Any] | None = None,
         seed: int = 0,
-        **options: Unpack[TreeOptions],
+        **options: Any,
     ) -> Self:
         """An ensemble whose trees cluster the classes of a text by their contexts.
 
@@ -281,7 +271,7 @@ class TreeEnsemble(Head):
         leaf: int | None = None,
         levels: int | None = None,
         seed: int = 0,
-        **options: Unpack[TreeOptions],
+        **options: Any,
     ) -> Self:
         """An ensemble whose trees cluster classes by vectors of any kind, such as word vectors, the
         rows of a trained softmax, or for classification with many labels
@@ -331,7 +321,7 @@ class TreeEnsemble(Head):
         in_features: int,
         frequencies: npt.ArrayLike,
         seed: int,
-        options: TreeOptions,
+        options: dict[str, Any],
     ) -> Self:
         n_classes = trees[0].n_classes
         tied = options.get("embedding") is not None
@@ -513,7 +503,7 @@ class TreeEnsemble(Head):
         """A tied embedding belongs to the model, whose own part of the gradient may be dense."""
         return self.nodes.sparse_parameters()
 
-    def _apart(self) -> list[Tensor]:
+    def tied_parameters(self) -> list[Tensor]:
         return [self.output_embedding] if self.tied else []
 
     def config(self) -> dict[str, Any]:
