@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from heads.support import HEADS, SOME, D, V, draw, draw_targets, make, randomise
 from hstree.heads import Head, HeadOutput, Softmax, TreeEnsemble, load_head
-from hstree.heads.tables import EXTRA_STATE, Tables
+from hstree.heads.state import EXTRA_STATE, Tables
 
 every_head = pytest.mark.parametrize("kind", HEADS)
 some_heads = pytest.mark.parametrize("kind", SOME)

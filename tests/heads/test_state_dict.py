@@ -31,7 +31,7 @@ from hstree.heads import (
     TreeEnsemble,
     load_head,
 )
-from hstree.heads.tables import EXTRA_STATE
+from hstree.heads.state import EXTRA_STATE
 from hstree.trees import build_ensemble
 
 every_head = pytest.mark.parametrize("kind", HEADS)
