@@ -380,12 +380,14 @@ OPTION = "head_option"
 NEGATIVES = {OPTION: ("negatives=512",)}
 FOREST: dict[str, Any] = {"head": "forest", "n_trees": 4, "gate": "context"}
 IN_BATCH = "negatives and the batch's targets"
+SHAPES = (64, 256, 1024)
+"""Numbers of clusters of trees of two epochs."""
 
 
-def leaves(n_trees: int, root: int) -> dict[str, Any]:
-    """Settings of trees whose leaves share one output embedding."""
-    shape = {"head": "trees", "n_trees": n_trees, "root": root, "levels": 2, "gate": "context"}
-    return shape | {OPTION: ("node_vectors=leaves",)}
+def leaves(n_trees: int, clusters: int) -> dict[str, Any]:
+    """Settings of trees of two levels, whose leaves share one output embedding."""
+    options = (f"clusters={clusters}",)
+    return {"head": "trees", "n_trees": n_trees, "gate": "context", OPTION: options}
 
 
 def _ptb(
@@ -448,8 +450,8 @@ def _ptb_contenders() -> Iterator[Contender]:
     yield _decayed("sampled-tail", f"{sampled}, {last}", 4.0, **draws | tail)
     yield _decayed("softmax", "softmax", 8.0, head="softmax")
     yield _decayed(like, title, 8.0, **four)
-    one = {"head": "trees", "n_trees": 1, "root": 256, "leaf": 1, "gate": "uniform"}
-    one[OPTION] = ("node_vectors=free",)
+    one: dict[str, Any] = {"head": "trees", "n_trees": 1, "gate": "uniform"}
+    one[OPTION] = ("clusters=256", "binary=true")
     yield _ptb("tree", "one tree, C = 256, binary below", 4, 2, 8, **one)
     rates, tied, softmax = (0.004, 0.002, 0.008), {"tied": True}, {"head": "softmax"}
     yield _ptb("softmax-tied", "softmax, tied", *rates, sweep=RATE, seeds=3, **softmax, **tied)
@@ -471,10 +473,10 @@ def _ptb_contenders() -> Iterator[Contender]:
         own = {**its, **decayed}
         yield _ptb(f"{name}-tied-decay-0.1", of, *tried, sweep=RATE, seeds=seeds, **own)
     for n_trees in (1, 2, 4, 8):
-        for root in (64, 256, 1024):
+        for clusters in SHAPES:
             for its in ({}, tied | best):
-                name = f"leaves-{n_trees}x{root}{'-tied' * bool(its)}-2-epochs"
-                own = leaves(n_trees, root) | its
+                name = f"leaves-{n_trees}x{clusters}{'-tied' * bool(its)}-2-epochs"
+                own = leaves(n_trees, clusters) | its
                 yield _ptb(name, name, final={"epochs": 2}, **own)
 
 
@@ -614,13 +616,14 @@ def _millions(value: float | None) -> str:
 
 
 def _shapes(found: Sequence[Result]) -> Iterator[Table]:
-    """Tables of the numbers of trees and the widths of the root."""
+    """Tables of the numbers of trees and of clusters."""
     for tied in ("", "tied "):
         own = [one for one in found if bool(one.settings.get("tied")) == bool(tied)]
-        by_shape = {(r.settings["n_trees"], r.settings["root"]): r.spread("valid") for r in own}
-        trees, roots = (sorted({shape[axis] for shape in by_shape}) for axis in (0, 1))
-        rows = [(n, *(by_shape.get((n, root), "") for root in roots)) for n in trees]
-        header = ["trees, tied" if tied else "trees", *(f"C = {root:,}" for root in roots)]
+        by_shape = {(r.settings["n_trees"], r.settings[OPTION]): r.spread("valid") for r in own}
+        options = [leaves(1, clusters)[OPTION] for clusters in SHAPES]
+        trees = sorted({n for n, _ in by_shape})
+        rows = [(n, *(by_shape.get((n, own), "") for own in options)) for n in trees]
+        header = ["trees, tied" if tied else "trees", *(f"C = {c:,}" for c in SHAPES)]
         if own:
             title = (
                 f"Validation perplexity of {tied}trees with shared leaves after "
@@ -724,7 +727,7 @@ def randomized_head(settings: Settings, corpus: Corpus, seed: int) -> Head:
     noise = {"noise": 0.3} if recipe == "cluster" and n_trees > 1 else {}
     different = 1 if settings["identical"] else n_trees
     forest = settings["head"] == "forest"
-    shape = {"root": CLUSTERS, "levels": 2} if forest else {}
+    shape = {"clusters": CLUSTERS} if forest else {}
     trees = build_ensemble(recipe, classes, different, frequencies, vectors, seed, **noise, **shape)
     options = {"gate": settings["gate"], "frequencies": frequencies, "seed": seed}
     trees *= n_trees // different
@@ -1142,7 +1145,8 @@ def _large_contenders() -> Iterator[Contender]:
     yield _large("forest-4", title, 2.0, 1.0, 4.0, 8.0, **forest)
     old = sampled | {"head_option": ("negatives=1024", "in_batch=false")}
     yield _large("sampled", "sampled softmax, 1,024 negatives", 8.0, 4.0, 16.0, **old)
-    trees = {"head": "trees", "root": 512, "leaf": 1, "sparse": True}
+    options = ("clusters=512", "binary=true")
+    trees = {"head": "trees", "sparse": True, "head_option": options}
     one, four = ({"n_trees": n, "gate": g} for n, g in ((1, "uniform"), (4, "context")))
     below = "C = 512, binary below"
     yield _large("trees-1-binary", f"one tree, {below}", 2.0, 1.0, 4.0, 8.0, **trees, **one)

@@ -48,9 +48,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "mos-plif": {"components": 4, "function_options": {"intervals": 1000}},
     "moc": {"components": 4},
     "adaptive": {"div_value": 1},
-    "trees": {"n_trees": 4, "recipe": "random", "root": 1, "leaf": 1, "gate": "context"},
+    "trees": {"n_trees": 4, "recipe": "random", "clusters": 2, "binary": True},
 }
-_SHAPES: dict[str, dict[str, Any]] = {"trees-single": {"n_trees": 1}, "trees-wide": {"root": 10}}
+_SHAPES: dict[str, dict[str, Any]] = {
+    "trees-single": {"n_trees": 1},
+    "trees-wide": {"clusters": 10},
+}
 DEFAULT_HEADS = (
     *("softmax", "sigsoftmax", "gss", "gss:k=0.1,c=0", "plif", "monotonic", "mos", "mixtape"),
     *("trees-single", "trees"),
@@ -397,7 +400,7 @@ def synthetic_picture(result: SyntheticResult, alpha: float) -> Any:
 
 _ALPHA = "concentrations of the Dirichlet distribution; the smaller, the fewer outcomes have most "
 _HEADS = "names, or NAME:KEY=VALUE,KEY=VALUE with options of the head, such as mos:components=15 "
-_HEADS += "or trees:n_trees=2,root=16; all: every head that reads one vector"
+_HEADS += "or trees:n_trees=2,clusters=16; all: every head that reads one vector"
 _RATES = "grid of learning rates; the best on the first seed is chosen for each head, D and alpha"
 COMMAND = Measurement(
     "synthetic",
