@@ -158,7 +158,10 @@ def random_tuples(numbers: list[int]) -> Any:
 
 def test_chainer() -> None:
     """Nodes are numbered when the tuples are read from the left, and a left step has the code 1."""
-    assert row_of("Chainer")[-2:] == ["Tree.from_nested(link.tree)", "binary_weight[0] = link.W"]
+    assert row_of("Chainer")[-2:] == [
+        "Tree.from_nested(link.tree)",
+        "head.below.weight[0] = link.W",
+    ]
     tuples = random_tuples(RANDOM.permutation(V).tolist())
     z, number, expected = HIDDEN @ WEIGHT.T, count(), np.empty((N, V))
 
@@ -173,21 +176,21 @@ def test_chainer() -> None:
     read(tuples, np.zeros(N))
     head = hstree.TreeEnsemble(D, V, [Tree.from_nested(tuples)])
     with torch.no_grad():
-        head.nodes.binary_weight[0] = torch.from_numpy(WEIGHT[:-1])  # type: ignore[index]
-        head.nodes.binary_bias.zero_()  # type: ignore[union-attr]
+        head.below.weight[0] = torch.from_numpy(WEIGHT[:-1])  # type: ignore[index]
+        head.below.bias.zero_()  # type: ignore[union-attr]
     check(head, expected)
 
 
-@pytest.mark.parametrize("tree", [((0, 1, 2), (3, (4, 5)), 6), ((6, 0), (1, (2, 3, 4, 5)))])
+@pytest.mark.parametrize("tree", [((0, 1), (3, (4, 5)), 6, 2), ((6, 0), (1, ((2, 3), (4, 5))))])
 def test_hierarchicalsoftmax(tree: Any) -> None:
     """A softmax over the logits of the children of each node, whose rows are given out in preorder
     before those of the nodes below."""
     logits = (HIDDEN @ WEIGHT.T + BIAS).astype(np.float64)
     expected, begin = np.empty((N, 7)), count()
     weight, bias = torch.from_numpy(WEIGHT), torch.from_numpy(BIAS)
-    rows: dict[str, list[tuple[Tensor, Tensor]]] = {"binary": [], "wide": [], "root": []}
+    rows: dict[str, list[tuple[Tensor, Tensor]]] = {"below": [], "roots": []}
 
-    def read(item: Any, log_prob: npt.NDArray[np.float64], is_root: bool) -> None:
+    def read(item: Any, log_prob: npt.NDArray[np.float64]) -> None:
         if isinstance(item, int):
             expected[:, item] = log_prob
             return
@@ -195,16 +198,16 @@ def test_hierarchicalsoftmax(tree: Any) -> None:
         share = logits[:, own] - np.logaddexp.reduce(logits[:, own], 1)[:, None]
         if len(own) == 2:
             first, second = own
-            rows["binary"].append((weight[first] - weight[second], bias[first] - bias[second]))
+            rows["below"].append((weight[first] - weight[second], bias[first] - bias[second]))
         else:
-            rows["root" if is_root else "wide"] += [(weight[row], bias[row]) for row in own]
+            rows["roots"] += [(weight[row], bias[row]) for row in own]
         for k, child in enumerate(item):
-            read(child, log_prob + share[:, k], False)
+            read(child, log_prob + share[:, k])
 
-    read(tree, np.zeros(N), True)
+    read(tree, np.zeros(N))
     head = hstree.TreeEnsemble(D, 7, [Tree.from_nested(tree)])
-    for kind, given in rows.items():
+    for part, given in rows.items():
         for of, values in zip(("weight", "bias"), zip(*given, strict=True), strict=False):
             with torch.no_grad():
-                getattr(head.nodes, f"{kind}_{of}")[0] = torch.stack(values)
+                getattr(getattr(head, part), of)[0] = torch.stack(values)
     check(head, expected)
