@@ -399,7 +399,7 @@ def test_parameter_groups(kind: str) -> None:
     """Every parameter once, tied and frozen ones excepted; weights alone decay. Learned slopes have
     a learning rate of their own, all others the factor."""
     head = make(kind)
-    embedding = "nodes.output_embedding" if "trees" in kind else "weight"
+    embedding = "below.weight" if "trees" in kind else "weight"
     tied = {embedding} if "tied" in kind else set()
     own = {n: p for n, p in head.named_parameters() if n not in tied and p.requires_grad}
     names = {id(p): name for name, p in own.items()}
@@ -650,7 +650,7 @@ def counts_of_text() -> npt.NDArray[np.int64]:
 def test_build_head(name: str) -> None:
     """A head of the right size, the same for the same seed."""
     options: dict[str, Any] = {
-        "trees": {"root": 8, "n_trees": 2},
+        "trees": {"clusters": 8, "n_trees": 2},
         "adaptive": {"cutoffs": (6,)},
         "plif": {"intervals": 5000},
         "plif-frozen": {"intervals": 5000},
@@ -713,7 +713,7 @@ def test_build_head_tied() -> None:
         assert tied.weight is embedding.weight
         own: Any = build_head(name, D + more, V, frequencies=FREQUENCIES)
         assert own.weight is not embedding.weight
-    leaves: Any = build_head("trees", D, V, tokens=text(), embedding=embedding, root=4)
+    leaves: Any = build_head("trees", D, V, tokens=text(), embedding=embedding, clusters=4)
     assert leaves.output_embedding is embedding.weight
 
 

@@ -194,11 +194,11 @@ def test_every_negative_is_the_target() -> None:
 
 ONE_CLASS: list[dict[str, Any]] = [
     {},
-    {"node_vectors": "leaves"},
+    {"groups": True},
     {"gate": "context"},
     {"gate": "constant"},
     {"sparse": True},
-    {"node_vectors": "leaves", "embedding": nn.Embedding(1, 4)},
+    {"embedding": nn.Embedding(1, 4)},
 ]
 
 

@@ -163,7 +163,7 @@ def test_tables_out_of_range_are_refused(
     kind: str, table: str, place: Any, value: float, tmp_path: Path
 ) -> None:
     head = with_tables(kind)
-    owner = head.layout if table == "feature_index" else head
+    owner = head.below if table == "feature_index" else head
     head.save(tmp_path / "right")
     load_head(tmp_path / "right")
     spoilt = getattr(owner, table).clone()

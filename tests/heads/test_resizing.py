@@ -245,7 +245,7 @@ def test_heads_without_a_row_for_each_class_are_not_resized(kind: str) -> None:
 
 
 def test_new_classes_join_the_smallest_clusters() -> None:
-    trees = build_ensemble("huffman", V, 2, FREQUENCIES, root=5, levels=2)
+    trees = build_ensemble("huffman", V, 2, FREQUENCIES, clusters=5)
     head = ForestSoftmax(D, V, trees=trees)
     before = [np.bincount(column, minlength=5) for column in head.cluster.t()]
     made = head.resized(V + 9)
