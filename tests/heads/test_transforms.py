@@ -126,7 +126,7 @@ def test_jacobian_of_log_prob(kind: str) -> None:
     assert_close(by_row, torch.stack([plain[i, :, i] for i in range(ROWS)]), **close)
 
 
-@pytest.mark.parametrize("kind", ["softmax", "mos-plif", "mixtape", "trees, leaves"])
+@pytest.mark.parametrize("kind", ["softmax", "plif, tied", "mixtape", "trees, leaves"])
 def test_hessian(kind: str) -> None:
     """A column against the finite difference of the gradient."""
     head, hidden, target = problem(kind)
@@ -169,7 +169,7 @@ def test_a_bad_target(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
 @pytest.mark.parametrize(
-    "kind", ["softmax", "mos-plif", "monotonic", "mixtape", "trees, wide, subset, context"]
+    "kind", ["softmax", "plif, tied", "monotonic", "mixtape", "trees, wide, subset, context"]
 )
 def test_compile(kind: str) -> None:
     """Per-sample gradients and a derivative in forward mode, each in one graph."""
