@@ -59,7 +59,7 @@ def formula(head: Any, x: Tensor) -> Tensor:
     return x
 
 
-KINDS = ("softmax", "sigsoftmax", "gss", "plif", "plif-frozen", "monotonic", "mos", "mos-plif")
+KINDS = ("softmax", "gss", "plif", "monotonic", "mos")
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "moc", "plif, tied"])
