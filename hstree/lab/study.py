@@ -75,13 +75,11 @@ EXAMPLE = """\
     head = "softmax"              # or a preset: preset = "ptb-softmax"
 
     [[models]]
-    name = "shape"
     head = "gss"
     learning_rate = 0.004         # any setting, in place of the one for all
     head_options = { c = [-1.5, 0.0], k = [1.5, 2.5] }
 
-A list is a grid: this study has softmax and four models of gss, each with three
-seeds.
+A list is a grid: softmax and four models of gss, each with three seeds.
 """
 RUNS, RANK, FAILURE = "runs", "rank.json", "failed.txt"
 OPEN = ("waiting", "interrupted", "without ranks")
@@ -287,7 +285,7 @@ class StudyRun:
     state: str = "waiting"  # one of OPEN; without ranks: trained, but those of the study miss
     figures: RunResults | None = None  # None if there is no folder yet
     ranks: Mapping[str, Any] | None = None  # those in RANK, with the settings of the study
-    failure: str | None = None  # why its training failed, or why memory ran out in this call
+    failure: str | None = None  # why its training failed, or was stopped in this call
 
     @property
     def config(self) -> TrainConfig:
@@ -388,18 +386,14 @@ def _finish(run: StudyRun, rank: RankSettings | None, reporter: Reporter) -> Stu
             train(run.config, reporter)
         elif run.state == "interrupted":
             resume(run.path, reporter)
-    except TrainingMemoryError as error:
-        reporter.message(str(error))
-        return replace(_read_state(run, rank), failure=str(error))
     except TrainingError as error:
-        reporter.message(f"failed: {error}")
-        if not run.path.is_dir():
-            return replace(run, state="failed", failure=str(error))
-        write_atomic(run.path / FAILURE, f"{error}\n".encode())
-    else:
-        if rank is not None:
-            reporter.message("computing the ranks of its log-probabilities ...")
-            _take_ranks(run.path, rank)
+        reporter.message(f"stopped: {error}")
+        if run.path.is_dir() and not isinstance(error, TrainingMemoryError):
+            write_atomic(run.path / FAILURE, f"{error}\n".encode())
+        return replace(_read_state(run, rank), failure=str(error))
+    if rank is not None:
+        reporter.message("computing the ranks of its log-probabilities ...")
+        _take_ranks(run.path, rank)
     return _read_state(run, rank)
 
 
@@ -418,19 +412,16 @@ def _read_state(run: StudyRun, rank: RankSettings | None) -> StudyRun:
                 f"file now has {json.dumps(value)}; choose another --output, or remove the folder "
                 "of the run to repeat it"
             )
-    ranks = None
+    ranks, failure, state = None, None, "interrupted"
     if rank is not None and (run.path / RANK).is_file():
         with suppress(ValueError, KeyError, TypeError):  # as if there were none
             found = json.loads((run.path / RANK).read_text(encoding="utf-8"))
             ranks = found if found["settings"] == dataclasses.asdict(rank) else None
-    run = replace(run, state="interrupted", figures=figures, ranks=ranks)
     if figures.final is not None:
-        ranked = rank is None or ranks is not None
-        return replace(run, state="finished" if ranked else "without ranks")
-    if (run.path / FAILURE).is_file():
-        failure = (run.path / FAILURE).read_text(encoding="utf-8").strip()
-        return replace(run, state="failed", failure=failure)
-    return run
+        state = "finished" if rank is None or ranks is not None else "without ranks"
+    elif (run.path / FAILURE).is_file():
+        state, failure = "failed", (run.path / FAILURE).read_text(encoding="utf-8").strip()
+    return replace(run, state=state, figures=figures, ranks=ranks, failure=failure)
 
 
 def _take_ranks(path: Path, settings: RankSettings) -> None:

@@ -84,9 +84,8 @@ def known_heads() -> list[str]:
 
 
 def choose_head(text: str) -> HeadChoice:
-    """Parse a head from ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``, with values as JSON or plain
-    text. ``NAME`` is one of ``known_heads()``; options are added to its options in this
-    experiment, or replace them.
+    """Parse a head from ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``: one of ``known_heads()``, and
+    options, as JSON or plain text, beside or in place of those that it has in this experiment.
 
     Example:
         >>> from hstree.lab.synthetic import choose_head
@@ -225,7 +224,8 @@ def synthetic_bottleneck(
     targets and initial values, with the one of the smallest divergence. Raises ValueError if a list
     has repetitions, or a head does not accept its options."""
     lists = {"dimensions": dimensions, "alphas": alphas, "heads": heads}
-    for name, values in (lists | {"learning_rates": learning_rates}).items():
+    lists |= {"learning_rates": learning_rates}
+    for name, values in lists.items():
         if not values or len({*values}) < len(values):
             raise ValueError(f"{name}: expected at least one, all different, got {[*values]}")
     cells = [*itertools.product(map(choose_head, heads), dimensions)]
@@ -251,11 +251,9 @@ def synthetic_bottleneck(
         excess = float((cross_entropy(truth, mean.log()) - uncertainty).mean())
         baseline = {"alpha": alpha, "entropy": float(uncertainty.mean()), "divergence": excess}
         baselines.append(baseline | {"mode_matching": mode_matching(truth, mean)})
-    setting = {"contexts": contexts, "outcomes": outcomes, "dimensions": dimensions}
-    setting |= {"alphas": alphas, "heads": [*map(choose_head, heads)], "steps": steps}
-    return SyntheticResult(
-        setting | {"learning_rates": learning_rates, "seeds": seeds}, fits, baselines
-    )
+    setting = {"contexts": contexts, "outcomes": outcomes, "steps": steps, "seeds": seeds}
+    setting |= lists | {"heads": [*map(choose_head, heads)]}
+    return SyntheticResult(setting, fits, baselines)
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -363,7 +361,7 @@ def synthetic_picture(result: SyntheticResult, alpha: float) -> Any:
     return figure
 
 
-_ALPHA = "concentrations of the Dirichlet distribution; the smaller, the fewer outcomes have most "
+_ALPHA = "concentrations of the Dirichlet distribution: the smaller, the more uneven the targets"
 _HEADS = "names, or NAME:KEY=VALUE,KEY=VALUE with options of the head, such as mos:components=15 "
 _HEADS += "or trees:n_trees=2,root=16; all: every head that reads one vector"
 _RATES = "grid of learning rates; the best on the first seed is chosen for each head, D and alpha"
@@ -375,7 +373,7 @@ COMMAND = Measurement(
         Argument("--contexts", "N, number of contexts", 200),
         Argument("--outcomes", "M, number of outcomes", 100),
         Argument("--dimensions", "sizes D to try", [2, 4, 8, 16, 32]),
-        Argument("--alpha", f"{_ALPHA}of a target's mass", [0.01, 0.1], type=positive),
+        Argument("--alpha", _ALPHA, [0.01, 0.1], type=positive),
         Argument("--heads", _HEADS, list(DEFAULT_HEADS), metavar="HEAD", nargs="+"),
         Argument("--steps", "largest number of steps of Adam in a fit", 400),
         Argument("--learning-rates", _RATES, [0.05, 0.2, 0.8], type=positive),
