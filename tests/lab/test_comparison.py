@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from hstree.__main__ import main
 from hstree.lab import compare
 from hstree.lab.comparison import Comparison, comparison_tables, run_rows, spread
 from hstree.lm.config import TrainConfig
-from lab.commands import refused
 
 SOFTMAX = (60.5, 61.25, 59.75)
 MOS = (55.0, 54.5, 56.5, 55.25)
@@ -57,17 +55,6 @@ def test_groups(comparison: Comparison) -> None:
         "gss, dropout=0.4, head_option=-": 1,
     }
     assert comparison.notes == ("gss has not finished: 1 of 3 epochs completed",)
-
-
-def test_groups_do_not_depend_on_the_order_of_runs_and_settings(tmp_path: Path) -> None:
-    a, b, c = (
-        write_run(tmp_path / name, seed=seed, dropout=dropout)
-        for name, seed, dropout in (("a", 1, 0.1), ("b", 2, 0.2), ("c", 3, 0.1))
-    )
-    text = (c / "config.json").read_text()
-    (c / "config.json").write_text('{"seed": 3,' + text[1:].replace(', "seed": 3', ""))
-    groups = compare([a, b, c]).groups.values()
-    assert [[run.path for run in group] for group in groups] == [[a, c], [b]]
 
 
 def test_default_is_not_a_difference(tmp_path: Path) -> None:
@@ -166,19 +153,3 @@ def test_tables_are_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "softmax-0", "softmax-1", "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [row["test_perplexity"] for row in rows] == ["60.5", "61.25"]
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_unusable_arguments(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
-    def fails(*arguments: str) -> str:
-        return refused(capsys, "compare", *arguments)
-
-    run = str(write_run(Path("run")))
-    (elsewhere / "empty").mkdir()
-    assert "missing: no such run folder" in fails(run, "missing")
-    assert "empty: not a run folder: config.json missing" in fails(run, "empty")
-    assert "its subfolders are runs: name one of them" in fails(".")
-    assert "the following arguments are required: RUN" in fails()
-    assert "invalid choice: 'html'" in fails(run, "--format", "html")
-    (elsewhere / "run" / "metrics.jsonl").write_text(json.dumps([1]))
-    assert "metrics.jsonl, line 1: expected a JSON object" in fails(run)

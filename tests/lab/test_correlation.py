@@ -13,7 +13,6 @@ import scipy.stats
 from hstree.__main__ import main
 from hstree.lab import correlate
 from hstree.lab.correlation import correlation_picture, outliers, within
-from lab.commands import refused
 
 
 def test_by_hand() -> None:
@@ -188,17 +187,3 @@ def test_effect_of_the_seed_is_removed() -> None:
         assert fit["Pearson"] == pytest.approx(expected, abs=0.02)
     note = "equal seed, in 3 groups: 2 degrees of freedom less in the interval and the p-values"
     assert note in Path("out/correlation.md").read_text()
-
-
-def test_unusable_arguments(capsys: pytest.CaptureFixture[str], table: Path) -> None:
-    def fails(*arguments: str) -> str:
-        return refused(capsys, "analyze", "correlation", *arguments, left="correlation")
-
-    listed = "(model, seed, k, state, test_perplexity, press_rank)"
-    expected = f"--x: expected one of the columns of study.csv {listed}, got rank\n"
-    assert fails("study.csv", "--x", "rank").endswith(expected)
-    assert "--within: expected one of" in fails("study.csv", "--within", "size")
-    assert "study.csv, line 2: expected numbers: could" in fails("study.csv", "--y", "state")
-    assert "missing.csv" in fails("missing.csv")
-    message = "study.csv, x = press_rank, y = k: y: expected values that vary, got 7 times 2"
-    assert message in fails("study.csv", "--y", "k")

@@ -20,7 +20,6 @@ from hstree.heads import FlatHead, Softmax
 from hstree.lab import view_function
 from hstree.lab.function import Histogram, function_picture, function_tables
 from hstree.lm.run import load_run
-from lab.commands import refused
 from lab.toy_models import all_contexts, toy_model, toy_text
 
 
@@ -194,16 +193,3 @@ def test_page_figures_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert len(logits["edges"]) == len(logits["counts"]) + 1
     assert data["plif"]["options"]["intervals"] == 1000
     assert data["plif"]["slopes"]["pieces of f"]["mean"] == pytest.approx(1.1, abs=0.2)
-
-
-@pytest.mark.usefixtures("runs")
-def test_unusable_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, message in (
-        ("softmax trees", "trees: model: expected a head that is a softmax"),
-        ("plif plif", "plif: expected every run and file once, got this one twice"),
-        ("absent", "absent: no such run folder"),
-        ("plif --data nowhere", "no such"),
-        ("plif --output plif/config.json", "--output: expected a folder"),
-    ):
-        command = ["analyze", "function", "--output", "no", *arguments.split()]
-        assert message in refused(capsys, *command, left="no")

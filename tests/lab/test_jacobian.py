@@ -16,7 +16,6 @@ from hstree.__main__ import main
 from hstree.lab import jacobian_experiment, jacobian_singular_values
 from hstree.lab.jacobian import LayerSpectrum, summarize_singular_values
 from hstree.lab.layers import MoEDense
-from lab.commands import refused
 
 N = 128
 
@@ -234,17 +233,3 @@ def test_page_figures_and_pictures(capsys: pytest.CaptureFixture[str]) -> None:
     page = (folder / "jacobian.md").read_text()
     assert page.startswith("# Jacobians of mixtures of experts\n")
     assert all(f"]({name})" in page for name in pictures)
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_unusable_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("file").write_text("kept")
-    for arguments, message in (
-        ("--experts 0", "argument --experts: expected at least 1, got 0"),
-        ("--experts 2 2", "--experts: expected each once, got [2, 2]"),
-        ("--gates relu", "argument --gates: invalid choice: 'relu'"),
-        ("--output file", "--output: expected a folder"),
-    ):
-        command = ["experiment", "jacobian", *SMALL, *arguments.split()]
-        assert message in refused(capsys, *command, left="jacobian")
-    assert Path("file").read_text() == "kept"

@@ -92,19 +92,6 @@ def test_equals_a_loop_over_experts(case: str, gate: str) -> None:
             assert not torch.allclose(changed(x), y)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_gradients_equal_those_of_the_loop(case: str) -> None:
-    layer = build(case, activation="tanh")
-    x = draw(case, 6).requires_grad_()
-    y = layer(x)
-    upstream = torch.randn_like(y)
-    of = (x, *layer.parameters())
-    got = torch.autograd.grad(y, x, upstream)
-    wanted = torch.autograd.grad(loop(case, layer, x), x, upstream)
-    torch.testing.assert_close(got, wanted)
-    assert all(g.abs().sum() > 0 for g in torch.autograd.grad(layer(x).square().sum(), of))
-
-
 def test_shapes() -> None:
     """Leading dimensions of a dense layer; no rows; not contiguous; channels last."""
     layer, x = build("dense"), draw("dense", 2, 3, 4)
@@ -223,14 +210,6 @@ def test_formula() -> None:
             terms = [w * at(block.g, x_k) for w, x_k in zip(weight, positions, strict=True)]
             y_i = torch.stack(terms).sum(0) / torch.stack(weight).sum()
             torch.testing.assert_close(z[n, :, i], x_i + at(block.output, y_i))
-
-
-def test_equals_attention() -> None:
-    block, x = block_and_input()
-    theta, phi, g = (layer(x).flatten(2).mT for layer in (block.theta, block.phi, block.g))
-    y = F.scaled_dot_product_attention(theta, phi, g, scale=1.0).mT
-    torch.testing.assert_close(block(x), x + block.output(y.reshape(3, E, 3, 4)))
-    assert block(x[:0]).shape == x[:0].shape
 
 
 def test_starts_as_the_identity() -> None:

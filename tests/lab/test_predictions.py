@@ -19,7 +19,6 @@ from hstree.lm.model import AWDLSTM, LanguageModel
 from hstree.lm.report import markdown
 from hstree.lm.run import load_run
 from hstree.lm.train import train
-from lab.commands import refused
 
 WORDS = ("the", "cat", "<unk>", "runs", "<eos>")
 
@@ -139,16 +138,3 @@ def test_other_vocabularies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     tokenizer = load_run(subwords).tokenizer
     tokens = tokenizer.split("runs to town")
     assert first["true_word"] == tokens[len(tokenizer.split("runs to"))]
-
-
-@pytest.mark.usefixtures("runs")
-def test_unusable_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    for options, message in (
-        (["softmax"], "the following arguments are required: --context"),
-        (["softmax", "--context", " "], "--context: expected words, or words | true word, got ' '"),
-        (["softmax", "--context", "the | "], "--context: expected words, or words | true word"),
-        (["softmax", "--context", "the | big cat"], "--context: expected one word after | "),
-        (["softmax", "--context", "the", "--top-k", "99"], "--top-k: expected at most"),
-    ):
-        command = ["analyze", "predictions", *options, "--output", "no"]
-        assert message in refused(capsys, *command, left="no")

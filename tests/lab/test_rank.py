@@ -24,7 +24,6 @@ from hstree.lab.rank import (
 from hstree.lm.model import AWDLSTM, LanguageModel
 from hstree.lm.run import load_run
 from hstree.lm.train import evaluate
-from lab.commands import refused
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -222,13 +221,3 @@ def test_page_figures_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (row["rows"], row["dtype"]) == (7, "float64")
     assert row["press_rank"] == expected.press_rank == 7
     assert row["effective_rank_0.001"] == expected.effective_ranks[1e-3]
-
-
-@pytest.mark.usefixtures("runs")
-def test_unusable_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, message in (
-        ("softmax softmax", "softmax: expected every run and file once"),
-        ("absent", "absent: no such run folder"),
-        ("softmax --rows 999999", "softmax, test part: rows: expected 1 to "),
-    ):
-        assert message in refused(capsys, "analyze", "rank", *arguments.split(), left="rank")

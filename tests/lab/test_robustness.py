@@ -14,7 +14,6 @@ from hstree.__main__ import main
 from hstree.lab import noise_ranks, reconstructions
 from hstree.lab.rank import press_threshold
 from hstree.lab.robustness import VARIANCES, expected_press_rank
-from lab.commands import refused
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -83,13 +82,3 @@ def test_page_figures_and_picture(capsys: pytest.CaptureFixture[str]) -> None:
     noise = data["With normal noise of variance c / n^2"]
     assert [row["c"] for row in noise] == VARIANCES * 2
     assert [noise[i]["press_rank"] for i in (0, 25, 26, 51)] == [4, 60, 4, 60]
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_unusable_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    for options, message in (
-        ("--size 8", "--rank: expected a number below --size, 8, got 10"),
-        ("--repetitions 0", "--repetitions: expected at least 1, got 0"),
-    ):
-        error = refused(capsys, "experiment", "robustness", *options.split(), left="robustness")
-        assert message in error

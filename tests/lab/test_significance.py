@@ -14,7 +14,6 @@ import scipy.stats
 
 from hstree.__main__ import main
 from hstree.lab import holm, significance_tests, t_test
-from lab.commands import refused
 
 SOFTMAX = (60.5, 61.25, 59.75)
 MOS = (55.0, 54.5, 56.5, 55.25)
@@ -165,21 +164,3 @@ def test_models_that_are_not_tested_are_named(capsys: pytest.CaptureFixture[str]
     ):
         assert line + "\n" in page
     assert "Holm: corrected for 2 tests" in page  # so the smaller p-value is doubled
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_unusable_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    def fails(*arguments: str) -> str:
-        return refused(capsys, "analyze", "significance", *arguments, left="significance")
-
-    assert "the following arguments are required: --table" in fails()
-    assert "x.csv" in fails("--table", "x.csv")
-    for content, message in (
-        (b"", "--model: expected one of the columns of x.csv (), got model"),
-        (b"model,test_perplexity\n", "with two or more finite values each, got 0"),
-        (b"model,test_perplexity\n\na,1\na,high\n", "x.csv, line 4: expected numbers: could not"),
-        (b'model,test_perplexity\n"a,1\n', "x.csv: expected a CSV file in UTF-8"),
-        (b"model,test_perplexity\n\xff,1\n", "x.csv: expected a CSV file in UTF-8"),
-    ):
-        Path("x.csv").write_bytes(content)
-        assert message in fails("--table", "x.csv")

@@ -26,7 +26,6 @@ from hstree.lab.words import (
 )
 from hstree.lm.model import AWDLSTM, LanguageModel
 from hstree.lm.run import load_run
-from lab.commands import refused
 
 # Lines in the form of each distribution, made up; all say the same.
 PAIRS = (("tiger", "cat", 7.35), ("Jerusalem", "Israel", 8.0))
@@ -119,21 +118,6 @@ def test_spearman_where_it_is_not_defined() -> None:
     rho, p_value = spearman([1, 2], [2, 1])
     assert rho == pytest.approx(-1)
     assert math.isnan(p_value)
-
-
-def test_confidence_interval_covers_the_truth() -> None:
-    """Of 1000 samples of 60 pairs, about 95% of the intervals hold the true correlation, which is
-    6 / pi asin(r / 2) for normal variables of correlation r."""
-    generator = np.random.default_rng(1)
-    r = 0.6
-    covariance = [[1, r], [r, 1]]
-    truth = 6 / math.pi * math.asin(r / 2)
-    hits = 0
-    for _ in range(1000):
-        sample = generator.multivariate_normal([0, 0], covariance, 60).argsort(0).argsort(0)
-        low, high = confidence_interval(float(np.corrcoef(sample.T)[0, 1]), 60)
-        hits += low < truth < high
-    assert 930 <= hits <= 970
 
 
 def test_confidence_interval() -> None:
@@ -268,15 +252,3 @@ def test_page_figures_and_picture(
     assert "| TOY-6 | 6 | 2 |" in page
     assert "![words similarity](words-similarity.png)" in page
     assert (output / "words-similarity.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.usefixtures("runs")
-def test_unusable_arguments(sets: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, message in (
-        (f"--benchmarks {sets}", "the following arguments are required: RUN"),
-        ("softmax --benchmarks nowhere", "nowhere: no such file or folder"),
-        ("softmax --benchmarks data", "line 2: expected word1 word2 score"),
-        (f"data --benchmarks {sets}", "not a run folder"),
-        ("softmax", "the following arguments are required: --benchmarks"),
-    ):
-        assert message in refused(capsys, "analyze", "words", *arguments.split(), left="words")
