@@ -102,7 +102,9 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
     """A table of the runs and, if a group has several, one of the groups."""
     forms: dict[str, Form] = {"backbone_parameters": count, "head_parameters": count}
     forms |= {"valid_perplexity": ",.2f", "test_perplexity": ",.2f", "seconds_per_epoch": ",.1f"}
-    tables = [record_table("Runs", run_rows(comparison), forms | {"tokens_per_second": ",.0f"})]
+    tables: list[Table] = [
+        record_table("Runs", run_rows(comparison), forms | {"tokens_per_second": ",.0f"})
+    ]
     if max(map(len, comparison.groups.values())) > 1:
         groups = []
         for number, (description, runs) in enumerate(comparison.groups.items(), start=1):

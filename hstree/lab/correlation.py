@@ -57,11 +57,11 @@ def correlate(x: Sequence[float], y: Sequence[float], *, groups: int = 1) -> lis
             raise ValueError(f"{name}: expected finite numbers, got {values}")
         if not _varies(values):
             raise ValueError(f"{name}: expected values that vary, got {len(x)} times {values[0]:g}")
-    found = [{"points": "all points"} | _fit(*points, groups)]
+    found = [{"points": "all points"} | _fit(points, groups)]
     outlier = outliers(x, y)
     n, inside = int(outlier.sum()), points[:, ~outlier]
     if n and inside.shape[1] >= groups + 2 and all(map(_varies, inside)):
-        found.append({"points": f"without {n} outlier{'s' * (n != 1)}"} | _fit(*inside, groups))
+        found.append({"points": f"without {n} outlier{'s' * (n != 1)}"} | _fit(inside, groups))
     return found
 
 
@@ -81,8 +81,9 @@ def outliers(*values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     points = np.asarray(values, dtype=np.float64)
     first, third = np.quantile(points, (0.25, 0.75), axis=1, keepdims=True)
     reach = FENCE * (third - first)
-    outside: npt.NDArray[np.bool_] = (points < first - reach) | (points > third + reach)
-    return outside.any(0)
+    outside = (points < first - reach) | (points > third + reach)
+    found: npt.NDArray[np.bool_] = outside.any(0)
+    return found
 
 
 def _varies(values: Array) -> bool:
@@ -90,9 +91,10 @@ def _varies(values: Array) -> bool:
     return bool(np.ptp(values) > 1e-12 * np.abs(values).max())
 
 
-def _fit(x: Array, y: Array, groups: int) -> dict[str, Any]:
+def _fit(points: Array, groups: int) -> dict[str, Any]:
     from scipy.stats import linregress, norm, pearsonr, spearmanr, t
 
+    x, y = points
     freedom = len(x) - 1 - groups
 
     def p_value(r: float) -> float:

@@ -164,7 +164,7 @@ def view_function(model: LanguageModel, tokens: Any) -> FunctionView:
     variance = np.average(dx**2, weights=counts)
     line = np.average(dx * dy, weights=counts) / variance if variance > 0 else math.nan
     shift = float(np.average(middles - value, weights=counts))
-    x = np.linspace(*logits.edges[[0, -1]], POINTS)
+    x = np.linspace(logits.edges[0], logits.edges[-1], POINTS)
     value, pieces = value_and_slope(function, x)
     if plif is not None:
         pieces = plif.slopes().detach().double().cpu().numpy()

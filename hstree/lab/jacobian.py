@@ -102,12 +102,13 @@ def summarize_singular_values(values: Tensor) -> tuple[dict[str, Any], Array, Ar
     # No interpolation, which could average a number and infinity.
     quartiles = np.quantile(condition.numpy(), (0.25, 0.5, 0.75), method="inverted_cdf")
     mean: Array = values.mean(0).numpy()
-    record = {"largest": float(mean[0]), "smallest": float(mean[-1] if mean[-1] >= 1e-14 else 0)}
+    record: dict[str, Any] = {"largest": float(mean[0])}
+    record["smallest"] = float(mean[-1] if mean[-1] >= 1e-14 else 0)
     record["zero"] = 1 - float(regular.sum(1).double().mean()) / n
     for share in THRESHOLDS:
         record[f"above {share:g} of largest"] = float((normalised > share).double().mean())
     low, median, high = map(float, quartiles)
-    record = record | {"median condition number": median, "quartiles": (low, high)}
+    record |= {"median condition number": median, "quartiles": (low, high)}
     return record, mean, normalised.mean(0).numpy()
 
 

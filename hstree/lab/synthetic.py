@@ -251,8 +251,8 @@ def synthetic_bottleneck(
         excess = float((cross_entropy(truth, mean.log()) - uncertainty).mean())
         baseline = {"alpha": alpha, "entropy": float(uncertainty.mean()), "divergence": excess}
         baselines.append(baseline | {"mode_matching": mode_matching(truth, mean)})
-    setting = {"contexts": contexts, "outcomes": outcomes, "steps": steps, "seeds": seeds}
-    setting |= lists | {"heads": [*map(choose_head, heads)]}
+    numbers = {"contexts": contexts, "outcomes": outcomes, "steps": steps, "seeds": seeds}
+    setting = {**numbers, **lists, "heads": [*map(choose_head, heads)]}
     return SyntheticResult(setting, fits, baselines)
 
 
@@ -268,7 +268,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 def _tables(result: SyntheticResult) -> list[Table]:
     setting = result.setting
-    several = setting["seeds"] > 1
+    several: bool = setting["seeds"] > 1
     spread = ", mean and standard deviation over seeds" * several
     digits = {"mode_matching": decimals(1), "divergence": decimals(3)}
 
