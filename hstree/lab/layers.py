@@ -27,7 +27,7 @@ Activation = Callable[[Tensor], Tensor]
 
 ACTIVATIONS: dict[str, Activation] = {
     **{name: getattr(F, name) for name in ("relu", "gelu", "silu", "softplus", "tanh")},
-    "identity": nn.Identity(),
+    "identity": torch.positive,
 }
 GATES = ("softmax", "sigmoid", "constant", "none")
 
