@@ -57,7 +57,7 @@ from hstree.lm.report import (
 from hstree.lm.run import RunResults, load_run, lock_folder, model_settings, read_run
 from hstree.lm.train import TrainingError, TrainingMemoryError, resume, train
 
-from .comparison import spread
+from .comparison import cell, differing, spread
 from .rank import EPSILONS, log_prob_rank
 from .report import Paragraphs, Report, output_folder, row_table
 from .significance import t_test
@@ -111,18 +111,13 @@ class RankSettings:
 
 
 @dataclass(frozen=True)
-class StudyModel:
-    """One configuration, trained once with each seed: the name of the model in the file, followed
-    by the values of the grid, and its settings, whose seed and run folder are placeholders."""
-
-    label: str
-    config: TrainConfig
-
-
-@dataclass(frozen=True)
 class Study:
+    """A grid of configurations, the models, each trained once with each seed. The label of a model
+    is its name in the file, followed by the values of the grid; seed and run folder of its settings
+    are placeholders."""
+
     name: str
-    models: tuple[StudyModel, ...]  # in the order of the file
+    models: Mapping[str, TrainConfig]  # by label, in the order of the file
     seeds: tuple[int, ...]
     baseline: str | None  # label of the model that the others are tested against
     rank: RankSettings | None  # None: no ranks
@@ -167,7 +162,7 @@ def parse_study(source: str, name: str = "study") -> Study:
     _expect("models", "at least one table [[models]]", tables, listed)
     with _within("[settings]"):
         _only(settings, _SETTINGS)
-    models: list[StudyModel] = []
+    models: list[tuple[str, TrainConfig]] = []
     for number, each in enumerate(tables, start=1):
         kinds = [key for key in ("head", "preset") if isinstance(each, dict) and key in each]
         place = f"[[models]] number {number}"
@@ -175,19 +170,20 @@ def parse_study(source: str, name: str = "study") -> Study:
         model_name = _name(each.get("name", each[kinds[0]]))
         with _within(f"model {model_name!r}"):
             models += _models(model_name, each, settings)
-    folders = [run_name(model, 0).casefold() for model in models]
-    for model, folder in zip(models, folders, strict=True):
-        _expect("models", "different names", model.label, folders.count(folder) == 1)
-    baseline, labels = values.get("baseline"), [model.label for model in models]
+    labels = [label for label, _ in models]
+    folders = [run_name(label, 0).casefold() for label in labels]
+    for label, folder in zip(labels, folders, strict=True):
+        _expect("models", "different names", label, folders.count(folder) == 1)
+    baseline = values.get("baseline")
     known = f"one of the models {shortened(', '.join(map(repr, labels)), 1000)}"
     _expect("baseline", known, baseline, baseline in (None, *labels))
     seeds, rank = _seeds(values.get("seeds", 1)), _rank(values.get("rank", False))
-    return Study(_name(values.get("name", name)), tuple(models), seeds, baseline, rank, source)
+    return Study(_name(values.get("name", name)), dict(models), seeds, baseline, rank, source)
 
 
-def run_name(model: StudyModel, seed: int) -> str:
+def run_name(label: str, seed: int) -> str:
     """The name of the folder of a run, such as ``gss-c=-1.5-k=2.5-seed=1``."""
-    return re.sub(r"[^\w.=+-]+", "-", f"{model.label}-seed={seed}")
+    return re.sub(r"[^\w.=+-]+", "-", f"{label}-seed={seed}")
 
 
 @contextmanager
@@ -241,7 +237,7 @@ def _rank(value: Any) -> RankSettings | None:
 
 def _models(
     name: str, values: Mapping[str, Any], common: Mapping[str, Any]
-) -> Iterator[StudyModel]:
+) -> Iterator[tuple[str, TrainConfig]]:
     """One model for each combination of elements of the lists in settings and head options."""
     own = {key: v for key, v in values.items() if key not in ("name", "preset", "head_options")}
     _only(own, _SETTINGS)
@@ -261,7 +257,7 @@ def _models(
                 f"{key}={value if isinstance(value, str) else json.dumps(value)}"
                 for key, value in varied.items()
             ]
-        yield StudyModel(", ".join(label), config)
+        yield ", ".join(label), config
 
 
 def _grid(values: Any) -> list[dict[str, Any]]:
@@ -279,28 +275,25 @@ def _grid(values: Any) -> list[dict[str, Any]]:
 class StudyRun:
     """The current state of a run of a study, whose folder may not exist yet."""
 
-    model: StudyModel
-    seed: int
+    label: str  # of its model
+    config: TrainConfig
     path: Path
     state: str = "waiting"  # one of OPEN; without ranks: trained, but those of the study miss
     figures: RunResults | None = None  # None if there is no folder yet
     ranks: Mapping[str, Any] | None = None  # those in RANK, with the settings of the study
     failure: str | None = None  # why its training failed, or was stopped in this call
 
-    @property
-    def config(self) -> TrainConfig:
-        return replace(self.model.config, seed=self.seed, run=str(self.path))
-
 
 def study_runs(study: Study, folder: Path) -> list[StudyRun]:
     """List the runs of a study from its folder: all models with the first seed, then all with the
     second, and so on, so that every model has an early result. Raises StudyError if a run has
     settings other than those in the file, or its folder is not a run."""
-    return [
-        _read_state(StudyRun(model, seed, folder / RUNS / run_name(model, seed)), study.rank)
-        for seed in study.seeds
-        for model in study.models
-    ]
+    runs = []
+    for seed, (label, config) in itertools.product(study.seeds, study.models.items()):
+        path = folder / RUNS / run_name(label, seed)
+        run = StudyRun(label, replace(config, seed=seed, run=str(path)), path)
+        runs.append(_read_state(run, study.rank))
+    return runs
 
 
 def run_study(
@@ -341,7 +334,7 @@ def run_study(
             except StudyError:
                 raise
             except ValueError as error:
-                raise StudyError(f"model {run.model.label!r}: {error}") from error
+                raise StudyError(f"model {run.label!r}: {error}") from error
             changed(runs)
     return runs
 
@@ -460,21 +453,21 @@ def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
     every, rows = run_rows(study, runs), []
 
     def tests(label: str | None) -> tuple[list[float], set[Any]]:
-        own = [run.figures for run in runs if run.model.label == label and run.figures]
+        own = [run.figures for run in runs if run.label == label and run.figures]
         finals = [of.final for of in own if of.final]
         return [of.test_perplexity for of in finals], {of.text for of in finals}
 
     baseline, texts = tests(study.baseline)
-    for model in study.models:
-        own = [row for row in every if row["model"] == model.label]
+    for label in study.models:
+        own = [row for row in every if row["model"] == label]
         done = [row for row in own if row["test_perplexity"] is not None]
         seeds = f"{len(done)} of {len(own)}" if len(done) < len(own) else str(len(own))
-        row = {"model": model.label, "seeds": seeds}
+        row = {"model": label, "seeds": seeds}
         for key in ("train", "valid", "test"):
             row[key] = spread(of[f"{key}_perplexity"] for of in done)
         if study.baseline is not None:
-            values, of = tests(model.label)
-            comparable = model.label != study.baseline and len(of | texts) == 1
+            values, of = tests(label)
+            comparable = label != study.baseline and len(of | texts) == 1
             tested = comparable and min(len(values), len(baseline)) > 1
             row["p"] = probability(t_test(values, baseline).p_value) if tested else "-"
         row["parameters"] = count(done[0]["parameters"] if done else None)
@@ -528,24 +521,20 @@ def _notes(study: Study, runs: Sequence[StudyRun]) -> Iterator[str]:
 def run_rows(study: Study, runs: Sequence[StudyRun]) -> list[dict[str, Any]]:
     """A row for each run in full precision. The training perplexity is that during the best epoch,
     None before the first epoch has ended, and where it is an estimate from sampled classes."""
-    options = {m.label: parse_options(m.config.head_option) for m in study.models}
+    options = {label: parse_options(of.head_option) for label, of in study.models.items()}
     every = dict.fromkeys(name for given in options.values() for name in given)
     of_model = {}  # what differs between models: settings, then options of the head
-    for m in study.models:
-        settings = model_settings(m.config)
+    for label, config in study.models.items():
+        settings = model_settings(config)
         settings = {k: v for k, v in settings.items() if k not in ("head", "head_option")}
-        own = every | options[m.label]
-        of_model[m.label] = settings | {f"option {k}": v for k, v in own.items()}
-    names = dict.fromkeys(name for values in of_model.values() for name in values)
-    differ = [n for n in names if len({json.dumps(v[n]) for v in of_model.values() if n in v}) > 1]
-    rows = []
+        own = every | options[label]
+        of_model[label] = settings | {f"option {k}": v for k, v in own.items()}
+    differ, rows = differing(of_model.values()), []
     for run in runs:
-        label, figures, ranks = run.model.label, run.figures, run.ranks
-        row = {"model": label, "head": run.config.head, "seed": run.seed, "state": run.state}
+        config, figures, ranks = run.config, run.figures, run.ranks
+        row = {"model": run.label, "head": config.head, "seed": config.seed, "state": run.state}
         for name in differ:
-            value = of_model[label].get(name)
-            structured = isinstance(value, (bool, list, tuple, dict))
-            row[name.removeprefix("option ")] = json.dumps(value) if structured else value
+            row[name.removeprefix("option ")] = cell(of_model[run.label].get(name))
         row["test_perplexity"] = figures and figures.test_perplexity
         row["valid_perplexity"] = figures and figures.valid_perplexity
         best = [e for e in figures.epochs if e.epoch == figures.best_epoch] if figures else []

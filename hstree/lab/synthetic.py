@@ -145,15 +145,9 @@ def dirichlet_targets(contexts: int, outcomes: int, alpha: float, seed: int) -> 
     return np.random.default_rng(seed).dirichlet(np.full(outcomes, alpha), contexts)
 
 
-def entropy(targets: Tensor) -> Tensor:
-    """Entropy -sum_y P*(y) log P*(y), [N], in nats, of targets [N, M]."""
-    entropies: Tensor = torch.special.entr(targets).sum(-1)
-    return entropies
-
-
 def cross_entropy(targets: Tensor, log_prob: Tensor) -> Tensor:
-    """Cross-entropy -sum_y P*(y) log P(y), [N], in nats, of targets and log P [N, M]; 0 log 0 =
-    0."""
+    """Cross-entropy -sum_y P*(y) log P(y), [N], in nats, of targets and log P [N, M], where 0 log 0
+    is 0; of targets and their own logarithm, the entropy."""
     return -torch.where(targets > 0, targets * log_prob, 0.0).sum(-1)
 
 
@@ -181,7 +175,7 @@ def fit_head(
     """
     truth = torch.from_numpy(targets)
     wanted = truth.float()
-    uncertainty = float(entropy(truth).mean())
+    uncertainty = float(cross_entropy(truth, truth.log()).mean())
     torch.manual_seed(seed)
     head = choice.build(dimension, targets, seed)
     context = nn.Parameter(torch.randn(len(targets), dimension))
@@ -247,7 +241,7 @@ def synthetic_bottleneck(
                 fits.append(fit_head(choice, targets, dimension, rate, seed=seed, **options))
         truth = torch.from_numpy(np.stack(of_seeds))
         mean = truth.mean(-2, keepdim=True).expand_as(truth)
-        uncertainty = entropy(truth)
+        uncertainty = cross_entropy(truth, truth.log())
         excess = float((cross_entropy(truth, mean.log()) - uncertainty).mean())
         baseline = {"alpha": alpha, "entropy": float(uncertainty.mean()), "divergence": excess}
         baselines.append(baseline | {"mode_matching": mode_matching(truth, mean)})

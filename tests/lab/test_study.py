@@ -28,7 +28,6 @@ from hstree.lab.study import (
     Study,
     StudyError,
     StudyInterrupted,
-    StudyModel,
     StudyRun,
     parse_study,
     read_study,
@@ -72,8 +71,8 @@ bias = false
 """
 
 
-def options_of(model: StudyModel) -> dict[str, Any]:
-    return parse_options(model.config.head_option)
+def options_of(study: Study) -> list[dict[str, Any]]:
+    return [parse_options(config.head_option) for config in study.models.values()]
 
 
 def test_everything_in_a_file() -> None:
@@ -83,16 +82,16 @@ def test_everything_in_a_file() -> None:
     assert study.baseline == "softmax"
     assert study.rank == RankSettings(4000, "test")
     assert study.source == GRID
-    assert [model.label for model in study.models] == [
+    assert [*study.models] == [
         "softmax",
         "shape, learning_rate=0.004, c=-2.0",
         "shape, learning_rate=0.004, c=0.5",
         "shape, learning_rate=1, c=-2.0",
         "shape, learning_rate=1, c=0.5",
     ]
-    first, *grid = study.models
-    assert first.config == TrainConfig(data="ptb", epochs=3, dropout=0.3, head="softmax")
-    assert grid[1].config == TrainConfig(
+    first, *grid = study.models.values()
+    assert first == TrainConfig(data="ptb", epochs=3, dropout=0.3, head="softmax")
+    assert grid[1] == TrainConfig(
         data="ptb",
         epochs=3,
         dropout=0.1,
@@ -100,13 +99,13 @@ def test_everything_in_a_file() -> None:
         learning_rate=0.004,
         head_option=("c=0.5", "bias=false"),
     )
-    assert run_name(grid[2], 3) == "shape-learning_rate=1-c=-2.0-seed=3"
+    assert run_name([*study.models][3], 3) == "shape-learning_rate=1-c=-2.0-seed=3"
 
 
 def test_what_may_be_left_out() -> None:
     study = parse_study('[[models]]\nhead = "plif"', "mine")
     assert (study.name, study.seeds, study.baseline, study.rank) == ("mine", (1,), None, None)
-    assert study.models[0].config == TrainConfig(head="plif")
+    assert study.models == {"plif": TrainConfig(head="plif")}
     assert parse_study('rank = true\nseeds = 5\n[[models]]\nhead = "plif"').seeds == (5,)
     assert parse_study('rank = true\n[[models]]\nhead = "plif"').rank == RankSettings(None, "test")
     assert parse_study('rank = false\n[[models]]\nhead = "plif"').rank is None
@@ -121,13 +120,13 @@ head_options = { cutoffs = [[100, 200], [300]] }
 head = "mos"
 head_options = { function = "plif", function_options = { intervals = 10 } }
 """
-    models = parse_study(text).models
-    assert [options_of(model) for model in models] == [
+    study = parse_study(text)
+    assert options_of(study) == [
         {"cutoffs": [100, 200]},
         {"cutoffs": [300]},
         {"function": "plif", "function_options": {"intervals": 10}},
     ]
-    assert run_name(models[0], 1) == "adaptive-cutoffs=-100-200--seed=1"
+    assert run_name(next(iter(study.models)), 1) == "adaptive-cutoffs=-100-200--seed=1"
 
 
 def test_presets_give_way_to_the_file() -> None:
@@ -140,11 +139,11 @@ preset = "ptb-mos"
 learning_rate = 15
 head_options = { components = [5, 10] }
 """
-    model = parse_study(text).models[1]
-    assert model.label == "ptb-mos, components=10"
+    study = parse_study(text)
+    config = study.models["ptb-mos, components=10"]
     changes = {"data": "ptb", "epochs": 5, "learning_rate": 15.0}
-    assert model.config == preset("ptb-mos", **changes, head_option=("components=10",))
-    assert options_of(model) == {"bias_start": "zero", "latent_dropout": 0.29, "components": 10}
+    assert config == preset("ptb-mos", **changes, head_option=("components=10",))
+    assert options_of(study)[1] == {"bias_start": "zero", "latent_dropout": 0.29, "components": 10}
 
 
 MODEL = '[[models]]\nhead = "gss"\n'
@@ -478,7 +477,7 @@ def test_training_perplexity_is_that_of_the_best_epoch(workshop: Workshop, tmp_p
         records = [json.loads(line) for line in file.read_text().splitlines()]
         records.append(records[1] | {"epoch": 3, "train_loss": 0.0, "valid_loss": 9.0})
         for record in records:
-            record["sampled"] = run.model.label == "sampled"
+            record["sampled"] = run.label == "sampled"
         file.write_text("".join(json.dumps(record) + "\n" for record in records))
     runs = study_runs(study, tmp_path)
     report = study_report(study, runs)
@@ -517,7 +516,7 @@ def test_tables_before_anything_has_run(tmp_path: Path) -> None:
 def test_perplexities_of_other_texts_are_not_tested(workshop: Workshop, tmp_path: Path) -> None:
     study, runs = full(tmp_path)
     for run in runs:
-        if run.model.label == "100%_shape, c=0.5":
+        if run.label == "100%_shape, c=0.5":
             summary = json.loads((run.path / "summary.json").read_text())
             (run.path / "summary.json").write_text(json.dumps(summary | {"classes": 33_278}))
     runs = study_runs(study, tmp_path)
@@ -558,8 +557,8 @@ def test_page_latex_and_csv(workshop: Workshop, tmp_path: Path) -> None:
         *("effective_rank_0.0001", "effective_rank_1e-05"),
     ]
     for row, run in zip(rows, runs, strict=True):
-        assert (row["model"], row["head"]) == (run.model.label, run.model.config.head)
-        assert (row["seed"], row["best_epoch"]) == (str(run.seed), "2")
+        assert (row["model"], row["head"]) == (run.label, run.config.head)
+        assert (row["seed"], row["best_epoch"]) == (str(run.config.seed), "2")
         finished = run is not runs[-1]
         assert row["state"] == ("finished" if finished else "interrupted")
         assert row["test_perplexity"] == (str(perplexity(run.path.name)) if finished else "")
