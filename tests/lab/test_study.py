@@ -42,7 +42,7 @@ from hstree.lab.study import (
 )
 from hstree.lm.config import TrainConfig, parse_options, preset
 from hstree.lm.report import Reporter
-from hstree.lm.run import load_run
+from hstree.lm.run import load_config, load_run
 from hstree.lm.train import TrainingError, TrainingInterrupted, TrainingMemoryError
 from lab.commands import csv_rows
 
@@ -317,7 +317,7 @@ class Workshop:
 
     def resume(self, path: Path, reporter: Reporter) -> None:
         self.resumed.append(path.name)
-        write(path, TrainConfig.from_json((path / "config.json").read_bytes()))
+        write(path, load_config(path))
 
     def _take_ranks(self, path: Path, settings: RankSettings) -> None:
         if path.name + " rank" in self.errors:
