@@ -28,19 +28,19 @@ from hstree._extension import describe_cuda
 from hstree._files import write_atomic
 from hstree._memory import ran_out
 from hstree._progress import duration
-from hstree.heads import TreeEnsemble
+from hstree.heads import TreeEnsemble, head_names
 from hstree.lm.config import (
+    GROUPS,
     KINDS,
     PRESETS,
     RESUMABLE,
     ConfigError,
     TrainConfig,
-    add_settings,
     check_read,
     check_text,
     choose_device,
     flag_name,
-    given_settings,
+    help_texts,
     merged,
     read_settings,
     set_threads,
@@ -101,12 +101,14 @@ class Argument:
             options.setdefault("nargs", "+")
         if values and type(values[0]) is int:
             options.setdefault("type", count)
-        if "type" in options:
+        choices = ", ".join(map(str, options.get("choices", ())))
+        if "type" in options and not choices:
             options.setdefault("metavar", "N" if options["type"] in (int, count) else "X")
-        choices = ", ".join(options.get("choices", ()))
         if len(choices) * (2 if "nargs" in options else 1) > _LONG:
             options["metavar"] = "NAME"
             help += f"; one of {choices}"
+        if isinstance(default, bool):
+            values = ["yes" if default else "no"]
         if default not in (None, "", []):
             help += f" (default: {' '.join(map(str, values))})"
         self.flag, self.options = flag, {"help": help, "default": default, **options}
@@ -132,6 +134,35 @@ def count(text: str) -> int:
     return value
 
 
+_METAVARS = {"data": "PATH", "tokenizer": "FILE", "column": "NAME", "head_option": "KEY=VALUE"}
+_METAVARS |= {"all_classes": "SHARE", "finetune": "RUN", "run": "DIR"}
+
+
+def setting(name: str) -> Argument:
+    """The flag of a setting of a run; if it is not given, it sets no attribute."""
+    kind, default = KINDS[name], getattr(TrainConfig, name)
+    options: dict[str, Any] = {"dest": name}
+    if kind.type is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    elif kind.type is tuple:
+        options["action"] = "append"
+    elif kind.type is not str:
+        options["type"] = kind.type
+    if choices := head_names() if name == "head" else kind.choices:
+        options["choices"] = choices
+    elif name in _METAVARS:
+        options["metavar"] = _METAVARS[name]
+    shown = None if default == () else default
+    argument = Argument(f"--{flag_name(name)}", help_texts()[name], shown, **options)
+    argument.options["default"] = argparse.SUPPRESS
+    return argument
+
+
+def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings among the arguments of a command."""
+    return {name: value for name, value in vars(arguments).items() if name in KINDS}
+
+
 AddCommand: TypeAlias = Callable[[Any], None]
 """Registers a command with its subcommands on what ``add_subparsers`` returns. Each command sets
 ``handler``, a function of the parsed arguments that returns the exit status."""
@@ -151,7 +182,11 @@ def command(
         parser = commands.add_parser(name, help=help, description=description)
         for argument in arguments:
             argument.add(parser)
-        add_settings(parser, settings)
+        for heading, names in GROUPS.items():
+            group = parser.add_argument_group(heading)  # not shown without flags
+            for field in names:
+                if field in settings:
+                    setting(field).add(group)
         parser.set_defaults(handler=handler)
 
     return add

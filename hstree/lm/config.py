@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import dataclasses
 import inspect
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -19,7 +18,6 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 import torch
 
-from hstree.heads import head_names
 from hstree.lm.report import meant, quoted, shortened
 
 __all__ = [
@@ -326,6 +324,19 @@ GROUPS: dict[str, list[str]] = {
 }
 """The settings under each heading of the help."""
 
+
+@cache
+def help_texts() -> dict[str, str]:
+    """The text below each field of :class:`TrainConfig`."""
+    module = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    classes = {each.name: each for each in module.body if isinstance(each, ast.ClassDef)}
+    return {
+        ast.unparse(field.target): inspect.cleandoc(ast.literal_eval(text.value))
+        for field, text in pairwise(classes["TrainConfig"].body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
 RESUMABLE = (
     *("data", "column", "epochs", "learning_rate", "clip", "device", "threads", "save_interval"),
     "tensorboard",
@@ -503,64 +514,6 @@ def set_threads(config: TrainConfig) -> None:
     """Set the number of CPU threads of torch, if the configuration has one."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-
-
-# Flags
-
-
-@cache
-def _help_texts() -> dict[str, str]:
-    """The text below each field of :class:`TrainConfig`."""
-    module = ast.parse(Path(__file__).read_text(encoding="utf-8"))
-    classes = {each.name: each for each in module.body if isinstance(each, ast.ClassDef)}
-    return {
-        ast.unparse(field.target): inspect.cleandoc(ast.literal_eval(text.value))
-        for field, text in pairwise(classes["TrainConfig"].body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-    }
-
-
-_METAVARS = {"data": "PATH", "tokenizer": "FILE", "all_classes": "SHARE", "finetune": "RUN"}
-_METAVARS |= {"head_option": "KEY=VALUE", "run": "DIR", "head": "NAME"}
-
-
-def add_settings(parser: argparse.ArgumentParser, settings: Collection[str]) -> None:
-    """Add a flag for each of these fields of :class:`TrainConfig`; a flag that is not given sets no
-    attribute."""
-    for group, names in GROUPS.items():
-        section = parser.add_argument_group(group)  # without flags it is not shown
-        for name in names:
-            if name in settings:
-                section.add_argument(f"--{flag_name(name)}", dest=name, **_flag_options(name))
-
-
-def _flag_options(name: str) -> dict[str, Any]:
-    kind, default, text = KINDS[name], getattr(TrainConfig, name), _help_texts()[name]
-    options: dict[str, Any] = {"default": argparse.SUPPRESS}
-    if kind.type is bool:
-        options["action"] = argparse.BooleanOptionalAction
-        default = "yes" if default else "no"
-    elif kind.type is tuple:
-        options["action"] = "append"
-    else:
-        options["type"] = kind.type
-    if name == "head":
-        options["choices"] = head_names()
-        text += f", one of {', '.join(head_names())}"
-    elif kind.choices:
-        options["choices"] = kind.choices
-    if kind.type is not bool and not kind.choices:
-        by_type = {int: "N", float: "X"}.get(kind.type, "NAME")
-        options["metavar"] = _METAVARS.get(name, by_type)
-    if default not in (None, ()):
-        text += f" (default: {default})"
-    return {"help": text.replace("%", "%%"), **options}
-
-
-def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings among the arguments of a command."""
-    given = {name: value for name, value in vars(arguments).items() if name in KINDS}
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
 
 
 # Published settings of AWD-LSTM language models on Penn Treebank (ptb) and WikiText-2 (wt2). A name

@@ -28,7 +28,7 @@ def test_round_trip(tmp_path: Path) -> None:
 def test_every_setting_is_described() -> None:
     names = [field.name for field in dataclasses.fields(TrainConfig)]
     grouped = [name for group in module.GROUPS.values() for name in group]
-    assert [*module._help_texts()] == [*module.KINDS] == grouped == names
+    assert [*module.help_texts()] == [*module.KINDS] == grouped == names
     assert [*module.GROUPS] == ["data", "model", "head", "optimization", "run"]
     for kind in module.KINDS.values():
         assert kind.type in (int, float, str, bool, tuple)
