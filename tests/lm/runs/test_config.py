@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from hstree.heads import head_names, head_options
+from hstree.heads import head_class, head_names, head_options
+from hstree.heads.class_sampler import ClassSampler
 from hstree.lm import config as module
 from hstree.lm.config import ConfigError, TrainConfig, parse_options, read_settings
 from hstree.trees import recipe_names
@@ -37,10 +38,13 @@ def test_every_setting_is_described() -> None:
 
 
 def test_settings_fit_the_heads() -> None:
-    """A head takes the settings that it reads as options."""
+    """The heads that read a setting take it as an option."""
     assert set(module.KINDS["recipe"].choices) == set(recipe_names())
-    for head in head_names():
-        assert set(TrainConfig(head=head).head_options()) <= head_options(head)
+    samplers = {head for head in head_names() if issubclass(head_class(head), ClassSampler)}
+    for name, heads in module.READ_BY.items():
+        takes = {head for head in head_names() if name in head_options(head)}
+        known = {"all_classes": samplers, "recipe": takes - {"forest"}}  # which has others
+        assert set(heads) == known.get(name, takes), name
 
 
 @pytest.mark.parametrize(
