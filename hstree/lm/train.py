@@ -38,6 +38,7 @@ from hstree.heads.class_sampler import ClassSampler
 from hstree.heads.tables import Tables
 from hstree.heads.tying import TyingError
 from hstree.lm.config import (
+    MODEL_SETTINGS,
     RESUMABLE,
     SHORTEST_WINDOW,
     TRAINING_NOISE,
@@ -359,13 +360,11 @@ def check_size(corpus: Corpus, config: TrainConfig, processes: int = 1) -> None:
 def starting_model(config: TrainConfig, run: Run) -> LanguageModel:
     """The model of a run, with the dropouts and the noise of a configuration. Raises ConfigError if
     another setting of the model or the head differs."""
-    for field in dataclasses.fields(TrainConfig):
-        mine, theirs = getattr(config, field.name), getattr(run.config, field.name)
-        fixed = field.metadata["group"] in ("data", "model", "head")
-        fixed = fixed and field.name not in ("data", "column", *TRAINING_NOISE)
-        if fixed and mine != theirs:
+    for name in MODEL_SETTINGS:
+        mine, theirs = getattr(config, name), getattr(run.config, name)
+        if mine != theirs:
             raise ConfigError(
-                f"--{flag_name(field.name)}: expected {theirs!r} as in {run.path}, the run to "
+                f"--{flag_name(name)}: expected {theirs!r} as in {run.path}, the run to "
                 f"fine-tune, got {mine!r}"
             )
     model = run.model

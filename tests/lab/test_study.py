@@ -40,7 +40,7 @@ from hstree.lab.study import (
 )
 from hstree.lm.config import TrainConfig, parse_options, preset
 from hstree.lm.report import Reporter
-from hstree.lm.run import load_run
+from hstree.lm.run import load_config, load_run
 from hstree.lm.train import TrainingMemoryError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -269,7 +269,7 @@ class Workshop:
 
     def resume(self, path: Path, reporter: Reporter) -> None:
         self.resumed.append(path.name)
-        write(path, TrainConfig.from_json((path / "config.json").read_bytes()))
+        write(path, load_config(path))
 
     def _take_ranks(self, path: Path, settings: RankSettings) -> None:
         if path.name + " rank" in self.errors:
