@@ -1,15 +1,13 @@
-"""Training."""
+"""Training: :func:`train` and :func:`resume` enter the loop of :class:`Trainer`."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 import os
 import shutil
 import signal
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.benchmark import Timer
 
 from hstree._checks import check_int
 from hstree._files import Content
@@ -81,6 +80,7 @@ from hstree.lm.run import (
     CheckpointError,
     Run,
     RunDirectory,
+    all_settings,
     load_config,
     load_model,
     load_run,
@@ -102,598 +102,12 @@ __all__ = [
     "TrainingMemoryError",
     "build_model",
     "evaluate",
+    "head_cost",
     "is_main_process",
-    "measure_head_cost",
     "processes",
     "resume",
     "train",
 ]
-
-# Several processes that train one model, and what they exchange.
-
-PATIENCE = timedelta(days=1)  # while the first process tokenizes a large text or validates
-
-_Value = TypeVar("_Value")
-
-
-def is_main_process() -> bool:
-    """Whether this process prints and writes: it is the only one, or the first of torchrun."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-@dataclass(frozen=True)
-class Processes:
-    """The processes of a training run: the number of this one, from 0, how many there are, and the
-    device of this one. Every method must be called by all of them."""
-
-    rank: int
-    size: int
-    device: torch.device
-
-    @property
-    def main(self) -> bool:
-        """Whether this process validates, prints and writes."""
-        return self.rank == 0
-
-    @contextmanager
-    def main_first(self) -> Iterator[None]:
-        """A context that the first process enters and leaves before the others enter it."""
-        if self.size > 1 and not self.main:
-            dist.barrier()
-        yield
-        if self.size > 1 and self.main:
-            dist.barrier()
-
-    def sum(self, *values: float) -> list[float]:
-        """Sums over the processes, in float64."""
-        if self.size == 1:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor)
-        return tensor.tolist()
-
-    def from_main(self, value: _Value) -> _Value:
-        """The value of the first process."""
-        if self.size == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0, device=self.device)
-        return box[0]
-
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all processes, by rank; all have the same shape."""
-        if self.size == 1:
-            return [tensor]
-        tensor = tensor.to(self.device).contiguous()
-        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(tensors, tensor)
-        return tensors
-
-    def wrap(self, module: nn.Module, *, may_skip_parameters: bool) -> nn.Module:
-        """The module in DistributedDataParallel, with the weights of the first process. One
-        process: the module itself. ``may_skip_parameters``: whether a step may leave some
-        parameters without a gradient. Raises ConfigError if the processes have different trees,
-        which torch does not compare."""
-        if self.size == 1:
-            return module
-        tables = [part.get_extra_state() for part in module.modules() if isinstance(part, Tables)]
-        digest = hashlib.sha256(b"".join(table.numpy().tobytes() for table in tables)).digest()
-        every = self.gather(torch.frombuffer(bytearray(digest), dtype=torch.uint8))
-        others = [rank for rank, one in enumerate(every) if not torch.equal(one, every[0])]
-        if others:
-            raise ConfigError(
-                f"--head: expected the same trees in all processes, got others in {others} than in "
-                "the first"
-            )
-        return DistributedDataParallel(
-            module,
-            device_ids=[self.device] if self.device.type == "cuda" else None,
-            find_unused_parameters=may_skip_parameters,
-            gradient_as_bucket_view=True,
-        )
-
-
-def check_dense(config: TrainConfig, processes: int) -> None:
-    """Raises ConfigError for row-sparse gradients of several processes."""
-    flags = {
-        "--sparse": config.head_options().get("sparse"),
-        "--sparse-embedding": config.sparse_embedding,
-    }
-    for flag in (flag for flag, given in flags.items() if given and processes > 1):
-        raise ConfigError(
-            f"{flag}: expected one process, since row-sparse gradients are not averaged over "
-            f"several, got {processes}"
-        )
-
-
-@contextmanager
-def processes(device: str) -> Iterator[Processes]:
-    """The processes that ``torchrun`` has started, or this one alone. Joins a process group (nccl
-    on GPUs, gloo on CPUs) temporarily, unless there is one already.
-
-    ``device`` is a ``--device`` setting; with torchrun the GPU is that of the local rank. Raises
-    ConfigError if it does not exist.
-    """
-    chosen = choose_device(device)
-    if not dist.is_available() or (not dist.is_initialized() and "WORLD_SIZE" not in os.environ):
-        yield Processes(0, 1, chosen)
-        return
-    if chosen.type == "cuda":
-        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(chosen)
-    joined = not dist.is_initialized()
-    if joined:
-        if chosen.type == "cuda":
-            dist.init_process_group("nccl", device_id=chosen, timeout=PATIENCE)
-        else:
-            dist.init_process_group("gloo", timeout=PATIENCE)
-    try:
-        yield Processes(dist.get_rank(), dist.get_world_size(), chosen)
-    finally:
-        if joined:
-            # A gloo thread that releases a Python tensor waits for the interpreter lock, and
-            # destroying the group waits for that thread while it holds the lock. Give the threads
-            # time to finish first.
-            time.sleep(0.1)
-            dist.destroy_process_group()
-
-
-# Interruption
-
-SECOND_SIGNAL = 2.0  # seconds; after a Ctrl-C, processes of torchrun receive the signal twice
-
-
-class Interrupted(KeyboardInterrupt):
-    """A signal, whose number is None where another process received it, stops training."""
-
-    def __init__(self, signal: int | None) -> None:
-        super().__init__()
-        self.signal = signal
-
-
-class Interruption:
-    """A context in which SIGINT and SIGTERM are only recorded, to take effect between two steps,
-    where the state can be saved. A second signal more than two seconds after the first interrupts
-    the program immediately. Signals that were ignored before are still ignored. Outside the main
-    thread, which alone receives signals, nothing changes."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None  # number of the received signal
-        self._time = 0.0
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Interruption:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before.clear()
-
-    def _note(self, number: int, _: FrameType | None) -> None:
-        if self.signal is None:
-            self.signal, self._time = number, time.monotonic()
-        elif time.monotonic() - self._time > SECOND_SIGNAL:
-            raise Interrupted(self.signal)
-
-
-# What a run needs before its first step: a model and a large enough text.
-
-
-def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistics) -> LanguageModel:
-    """The untrained model of a configuration; the same for the same seed.
-
-    Raises:
-        ConfigError: the head does not accept the given options, or cannot be tied.
-        ValueError: the head is unknown, or an option has a value that the head rejects.
-    """
-    torch.manual_seed(config.seed)
-    backbone = AWDLSTM(
-        n_classes,
-        config.embedding_size,
-        config.hidden_size,
-        config.layers,
-        context_size=config.context_size,
-        dropout=config.dropout,
-        dropout_input=config.dropout_input,
-        dropout_hidden=config.dropout_hidden,
-        dropout_embedding=config.dropout_embedding,
-        weight_dropout=config.weight_dropout,
-        embedding_noise=config.embedding_noise,
-        sparse_embedding=config.sparse_embedding,
-    )
-    if config.tied and "embedding" not in head_options(config.head):
-        raise ConfigError(f"--tied: the head {config.head!r} cannot be tied to the word embeddings")
-    try:
-        head = build_head(
-            config.head,
-            backbone.out_features,
-            n_classes,
-            frequencies=statistics.frequencies,
-            tokens=statistics.tokens,
-            embedding=backbone.embedding if config.tied else None,
-            seed=config.seed,
-            **config.head_options(),
-        )
-    except TypeError as error:
-        raise ConfigError(
-            f"--head-option: the head {config.head!r} does not accept these options: {error}"
-        ) from error
-    except TyingError as error:
-        advice = ""
-        if error.expected == (n_classes, backbone.out_features):
-            advice = (
-                f"; make --context-size (now {backbone.context_size}) and --embedding-size "
-                f"(now {backbone.embedding_size}) equal"
-            )
-        raise ConfigError(f"--tied: {error}{advice}") from error
-    return LanguageModel(backbone, head)
-
-
-def own_parameter_count(head: Head, backbone: nn.Module) -> int:
-    """Number of parameters of the head that it does not share with the backbone."""
-    shared = {id(parameter) for parameter in backbone.parameters()}
-    return sum(parameter.numel() for parameter in head.parameters() if id(parameter) not in shared)
-
-
-def check_size(corpus: Corpus, config: TrainConfig, processes: int = 1) -> None:
-    streams = config.batch_size * processes
-    needed = {"train": streams + 1, "valid": 2, "test": 2}
-    for split, least in needed.items():
-        size = len(getattr(corpus, split))
-        if size < least:
-            flag = "--batch-size" if split == "train" else "--data"
-            raise ConfigError(
-                f"{flag}: expected at least {least} tokens in the {split} part of {corpus.name}, "
-                f"got {size}"
-            )
-
-
-# Fine-tuning
-
-
-def starting_model(config: TrainConfig, run: Run) -> LanguageModel:
-    """The model of a run, with the dropouts and the noise of a configuration. Raises ConfigError if
-    another setting of the model or the head differs."""
-    for field in dataclasses.fields(TrainConfig):
-        mine, theirs = getattr(config, field.name), getattr(run.config, field.name)
-        fixed = field.metadata["group"] in ("data", "model", "head")
-        fixed = fixed and field.name not in ("data", "column", *TRAINING_NOISE)
-        if fixed and mine != theirs:
-            raise ConfigError(
-                f"--{flag_name(field.name)}: expected {theirs!r} as in {run.path}, the run to "
-                f"fine-tune, got {mine!r}"
-            )
-    model = run.model
-    for name in TRAINING_NOISE:
-        setattr(model.backbone, name, getattr(config, name))
-    return model
-
-
-# Optimizers for dense and row-sparse parameters, averaging, the lengths of windows and
-# learning-rate schedules.
-
-
-def build_optimizers(
-    model: LanguageModel, config: TrainConfig, *, averaged: bool = False
-) -> list[Optimizer]:
-    """Optimizers of the parameter groups of the backbone and the head: one for dense gradients,
-    another for row-sparse ones.
-
-    Every parameter group holds ``factor``, by which :func:`set_learning_rate` multiplies the
-    backbone's learning rate. For a group with a learning rate of its own it is this rate over
-    ``config.learning_rate``: the top of the schedule gives the rate itself, and warm-up and decay
-    scale it as they scale the backbone's. A parameter that head and backbone share counts as the
-    backbone's. Biases have the weight decay of the weights, row-sparse parameters have none.
-
-    ``averaged``: :class:`torch.optim.ASGD` with t0 = 0 and lambd = 0, which keeps the mean of the
-    weights after each of its steps except the first; from the second step on, it uses the learning
-    rate of the previous step. Raises ConfigError with row-sparse gradients, since averages change
-    in every row.
-    """
-    rate, decay = config.learning_rate, config.weight_decay
-    embedding = model.backbone.embedding
-    backbone = list(model.backbone.parameters())
-    taken = {id(parameter) for parameter in backbone}
-    row_sparse = {id(parameter) for parameter in model.head.sparse_parameters()}
-    # Saved runs store the optimizer states in this order.
-    dense: list[dict[str, Any]] = [{"params": backbone, "factor": 1.0}]
-    sparse: list[dict[str, Any]] = []
-    if embedding.sparse:
-        dense[0]["params"] = [p for p in backbone if p is not embedding.weight]
-        sparse.append({"params": [embedding.weight], "factor": 1.0, "weight_decay": 0.0})
-    for group in _head_groups(model.head, config):
-        own = [p for p in group["params"] if id(p) not in taken]
-        taken |= {id(parameter) for parameter in own}
-        factor = group["lr"] / rate
-        for groups, parameters, its_decay in (
-            (dense, [p for p in own if id(p) not in row_sparse], group["weight_decay"]),
-            (sparse, [p for p in own if id(p) in row_sparse], 0.0),
-        ):
-            if parameters:
-                groups.append({"params": parameters, "factor": factor, "weight_decay": its_decay})
-    forgotten = [
-        name for name, p in model.named_parameters() if p.requires_grad and id(p) not in taken
-    ]
-    if forgotten:
-        raise ValueError(
-            f"head {model.head.name}: parameter_groups() leaves out {', '.join(forgotten)}"
-        )
-    if averaged and sparse:
-        raise ConfigError(
-            "--averaging, --finetune: averaged SGD does not support row-sparse gradients; train "
-            "without --sparse and --sparse-embedding from the start"
-        )
-    optimizers: list[Optimizer]
-    if averaged:
-        optimizers = [torch.optim.ASGD(dense, lr=rate, lambd=0.0, t0=0.0, weight_decay=decay)]
-    else:
-        kind = torch.optim.SGD if config.optimizer == "sgd" else AdamW
-        optimizers = [kind(dense, lr=rate, weight_decay=decay, fused=True)]
-        if sparse:
-            optimizers.append(kind(sparse, lr=rate))
-    set_learning_rate(optimizers, rate)
-    return optimizers
-
-
-def _head_groups(head: Head, config: TrainConfig) -> list[dict[str, Any]]:
-    """The groups of the head, where biases decay as weights do, as in the training of published
-    perplexities, and all are in the order of the head's parameters. The parameters of a function of
-    the logits keep the weight decay of their own."""
-    of_function = {id(p) for p in getattr(head, "function", nn.Module()).parameters()}
-    factor = config.head_learning_rate_factor
-    groups = head.parameter_groups(config.learning_rate, config.weight_decay, factor=factor)
-    apart = [g for g in groups if any(id(p) in of_function for p in g["params"])]
-    rates: dict[float, set[int]] = {}
-    for group in groups:
-        if not any(group is other for other in apart):
-            rates.setdefault(group["lr"], set()).update(map(id, group["params"]))
-    own = [
-        {
-            "params": [p for p in head.parameters() if id(p) in those],
-            "lr": rate,
-            "weight_decay": config.weight_decay,
-        }
-        for rate, those in rates.items()
-    ]
-    return own + apart
-
-
-@contextmanager
-def averaged_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
-    """A context that swaps the parameters with the averages of averaged SGD. It does nothing for
-    other optimizers."""
-
-    @torch.no_grad()
-    def exchange() -> None:
-        for optimizer in optimizers:
-            for parameter, state in optimizer.state.items():
-                if "ax" in state:
-                    current = parameter.clone()
-                    parameter.copy_(state["ax"])
-                    state["ax"].copy_(current)
-
-    optimizers = list(optimizers)
-    exchange()
-    try:
-        yield
-    finally:
-        exchange()
-
-
-def non_monotone(losses: Sequence[float], nonmono: int) -> bool:
-    """Whether the last validation loss is worse than the best of the earlier ones, the last
-    ``nonmono`` of these excepted: when NT-ASGD starts to average (Merity et al., Regularizing and
-    Optimizing LSTM Language Models, 2018, algorithm 1) and when fine-tuning ends."""
-    reference = losses[: max(len(losses) - 1 - nonmono, 0)]
-    return len(reference) > 0 and losses[-1] > min(reference)
-
-
-def window_lengths(
-    total: int, bptt: int, generator: np.random.Generator | None, margin: int | None = None
-) -> Iterator[int]:
-    """Lengths of consecutive windows that cover ``total`` time steps; the last may extend beyond
-    them. Each is ``bptt``; with a generator, ``bptt`` or, with probability 0.05, half of it, plus a
-    normal deviate of standard deviation 5, rounded towards zero, at least 5 and at most ``bptt +
-    margin``."""
-    begin = 0
-    while begin < total:
-        length = bptt
-        if generator is not None:
-            mean = bptt if generator.random() < 0.95 else bptt / 2
-            length = max(SHORTEST_WINDOW, int(generator.normal(mean, 5)))
-            if margin is not None:
-                length = min(length, bptt + margin)
-        yield length
-        begin += length
-
-
-def set_learning_rate(optimizers: Iterable[Optimizer], learning_rate: float) -> None:
-    """Give every parameter group ``learning_rate`` times its ``factor``."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate * group["factor"]
-
-
-def scheduled_learning_rate(config: TrainConfig, step: float, total: int) -> float:
-    """Learning rate of a step, counted from 0, out of ``total``: a linear rise over
-    ``config.warmup`` steps, then the schedule, over x from 0 at the end of the warm-up to 1 at the
-    last step. Windows of random length count as fractions of a step."""
-    warmup = min(config.warmup, total // 2)
-    if step < warmup:
-        return config.learning_rate * (step + 1) / (warmup + 1)
-    progress = (step - warmup) / max(total - warmup, 1)
-    if config.schedule == "cosine":
-        return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
-    if config.schedule == "linear":
-        return config.learning_rate * (1.0 - progress)
-    return config.learning_rate
-
-
-# Loss on validation and test text.
-
-MOST_STREAMS, SHORTEST_STREAM = 20, 50
-
-
-def default_streams(n_tokens: int) -> int:
-    """Number of streams of a text: at most 20, of at least 50 targets each, or 1."""
-    return max(1, min(MOST_STREAMS, (n_tokens - 1) // SHORTEST_STREAM))
-
-
-@torch.no_grad()
-def evaluate(
-    model: LanguageModel,
-    tokens: Any,
-    streams: int | None = None,
-    *,
-    length: int = 128,
-    n_targets: int | None = None,
-) -> float:
-    """Mean negative log-probability, in nats per token, of a text or an evenly spread part of it.
-    Every token except the first is a target.
-
-    Args:
-        model: language model, temporarily set to evaluation mode.
-        tokens: class ids, numpy [n], n >= 2.
-        streams: number of parallel streams into which the text is cut. Each begins without context,
-            so that a few of them are a little worse than one. Published perplexities are of 10
-            streams of validation text and 1 of test text. None: at most 20, of at least 50 targets
-            each, as training validates.
-        length: number of steps that are computed together; the state is kept between windows.
-        n_targets: number of targets to score, rounded up to a multiple of ``streams``: those at the
-            beginning of each stream. They have the loss that they have in the whole. None: all.
-
-    Raises:
-        ValueError: fewer than 2 tokens, fewer targets than streams, or a length or number of
-            targets below 1.
-
-    Example:
-        >>> import math, hstree
-        >>> from hstree.lm.model import AWDLSTM, LanguageModel
-        >>> from hstree.lm.train import evaluate
-        >>> model = LanguageModel(AWDLSTM(100, 8, 16), hstree.Softmax(16, 100))
-        >>> round(math.exp(evaluate(model, range(50), streams=2))) in range(90, 110)
-        True
-    """
-    if streams is None:
-        streams = default_streams(len(tokens))
-    else:
-        streams = check_int("streams", streams, 1, max(len(tokens) - 1, 1))
-    text = Streams(tokens, streams, ignore_index=model.head.ignore_index)
-    steps = len(text)
-    if n_targets is not None:
-        steps = min(steps, -(-check_int("n_targets", n_targets) // streams))
-    device = model.backbone.embedding.weight.device
-    training = model.training
-    model.eval()
-    total, count = 0.0, 0
-    state: State | None = None
-    try:
-        windows = text.windows(length, steps)
-        for window, target in track(windows, "evaluating", -(-steps // length)):
-            (log_prob, _), state, _ = model(window.to(device), target.to(device), state)
-            total -= float(log_prob.sum(dtype=torch.float64))
-            count += int((target != model.head.ignore_index).sum())
-    finally:
-        model.train(training)
-    return total / max(count, 1)
-
-
-# The final figures of a run, and the cost of its head next to a flat softmax.
-
-COST_LOGITS = 2**26  # largest number of logits of the flat softmax in the timing of the head
-
-
-def head_cost(model: LanguageModel, config: TrainConfig, text: Streams) -> HeadCost:
-    """Cost of the head on the context vectors of the first training batch of one process."""
-    streams = min(config.batch_size, max(1, COST_LOGITS // (config.bptt * model.head.n_classes)))
-    device = model.backbone.embedding.weight.device
-    tokens, target = (part[:, :streams].to(device) for part in text.window(0, config.bptt))
-    with torch.no_grad():
-        hidden, _ = model.hidden(tokens)
-    model.head.train()
-    try:
-        return measure_head_cost(
-            model.head,
-            hidden.reshape(-1, hidden.shape[-1]),
-            target.reshape(-1),
-            flat_features=model.backbone.context_size,
-        )
-    finally:
-        model.head.eval()
-
-
-def measure_head_cost(
-    head: Head,
-    hidden: Tensor,
-    target: Tensor,
-    *,
-    flat_features: int | None = None,
-    repeats: int = 15,
-    budget: float = 4.0,
-) -> HeadCost:
-    """Time one training step of the head alone (forward and backward) against ``F.linear`` +
-    ``F.cross_entropy``.
-
-    Args:
-        head: any head; its gradients are cleared afterwards.
-        hidden: [N, D] context vectors.
-        target: int64 [N].
-        flat_features: number of features, the last ones, that the flat softmax reads; default: all.
-            For a head that reads several layers, the size of the last layer.
-        repeats: largest number of timed repetitions, after two for warm-up.
-        budget: seconds after which no further repetition starts (at least three are timed).
-    """
-    hidden = hidden.detach().requires_grad_()
-    read = hidden[:, -(flat_features or head.in_features) :]
-    flat_hidden = read.detach().contiguous().requires_grad_()
-    weight = (
-        torch.empty(head.n_classes, flat_hidden.shape[1], device=hidden.device)
-        .uniform_(-0.1, 0.1)
-        .requires_grad_()
-    )
-    bias = torch.zeros(head.n_classes, device=hidden.device, requires_grad=True)
-
-    def head_step() -> None:
-        loss: Tensor = head(hidden, target).loss
-        loss.backward()  # type: ignore[no-untyped-call]
-        head.zero_grad(set_to_none=True)
-        hidden.grad = None
-
-    def flat_step() -> None:
-        loss = F.cross_entropy(
-            F.linear(flat_hidden, weight, bias), target, ignore_index=head.ignore_index
-        )
-        loss.backward()  # type: ignore[no-untyped-call]
-        flat_hidden.grad = weight.grad = bias.grad = None
-
-    times: tuple[list[float], list[float]] = ([], [])
-    begin = time.perf_counter()
-    for repetition in range(repeats + 2):
-        for step, measured in zip((head_step, flat_step), times, strict=True):
-            seconds = _seconds(step, hidden.device)
-            if repetition >= 2:
-                measured.append(seconds)
-        if repetition >= 4 and time.perf_counter() - begin > budget:
-            break
-    return HeadCost(len(hidden), statistics.median(times[0]), statistics.median(times[1]))
-
-
-def _seconds(step: Callable[[], None], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    begin = time.perf_counter()
-    step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - begin
-
-
-# The loop
 
 
 class TrainingError(RuntimeError):
@@ -734,6 +148,131 @@ class TrainResult:
     model: LanguageModel
 
 
+def train(config: TrainConfig, reporter: Reporter | None = None) -> TrainResult:
+    """Train as configured and write a run folder.
+
+    The folder appears, complete, when training begins. Its files are then replaced atomically, so
+    it can be read at any time. The state is saved at the start, at the end of every epoch, every
+    ``config.save_interval`` seconds within an epoch, and when Ctrl-C or SIGTERM stops the training;
+    :func:`resume` continues from the last saved state. While weights are averaged, the averages are
+    validated and saved.
+
+    With ``torchrun``, each process trains on ``config.batch_size`` streams of its own, with the
+    mean of their gradients. The first process validates, reports and writes.
+
+    Raises:
+        ValueError: a setting, the corpus or the run folder is not valid; nothing was written.
+        TrainingError: the loss is not finite; the best epoch so far is kept.
+        TrainingMemoryError: memory ran out.
+        TrainingInterrupted: on Ctrl-C or SIGTERM.
+    """
+    head_class(config.head)
+    with processes(config.device) as group, _run_folder(config, group) as directory:
+        return Trainer.begun(config, group, directory, reporter).run()
+
+
+def resume(
+    run: str | os.PathLike[str], /, reporter: Reporter | None = None, **changes: Any
+) -> TrainResult:
+    """Resume a run from its last saved state.
+
+    On the same CPU, with the same number of threads and processes and unchanged settings, the
+    weights are bitwise identical to those of a run that was never interrupted.
+
+    Args:
+        run: the folder.
+        reporter: receives every further step.
+        **changes: new values of settings in :data:`~hstree.lm.config.RESUMABLE`. With more
+            ``epochs`` the rest of the learning rate schedule is that of a run planned for that
+            many.
+
+    Raises:
+        CheckpointError: the state cannot be read, the text has changed, or another process trains
+            in the folder.
+        ConfigError: a setting that cannot change, or all epochs are done.
+        TrainingError, TrainingInterrupted: as :func:`train`.
+    """
+    for name in changes:
+        if name not in RESUMABLE:
+            raise ConfigError(
+                f"--{flag_name(name)}: expected a setting that can change with --resume "
+                f"({', '.join('--' + flag_name(n) for n in RESUMABLE)}), got {changes[name]!r}"
+            )
+    folder = Path(run)
+    config = dataclasses.replace(load_config(folder), **changes)
+    with processes(config.device) as group, _run_folder(config, group, folder) as directory:
+        return Trainer.resumed(folder, config, group, directory, reporter).run()
+
+
+@contextmanager
+def _run_folder(
+    config: TrainConfig, group: Processes, path: Path | None = None
+) -> Iterator[RunDirectory | None]:
+    """A context that locks the run folder, new or at ``path``, for the first process, the only one
+    that writes; errors say what is kept in it."""
+    set_threads(config)
+    for flag, sparse in (
+        ("--sparse", config.head_options().get("sparse")),
+        ("--sparse-embedding", config.sparse_embedding),
+    ):
+        if sparse and group.size > 1:
+            raise ConfigError(
+                f"{flag}: expected one process, since row-sparse gradients are not averaged over "
+                f"several, got {group.size}"
+            )
+    if config.tensorboard:
+        optional_package("tensorboard", "--tensorboard", "tensorboard")
+    directory = None
+    if group.main and path is not None:
+        directory = RunDirectory.open(path)
+    elif group.main:
+        kind = config.head + ("-finetuned" if config.finetune is not None else "")
+        directory = RunDirectory(config.run, f"{datetime.now():%Y%m%d-%H%M%S}-{kind}")
+
+    def kept() -> tuple[Path | None, EpochRecord | None]:
+        """The folder, if it is there, and the epoch whose weights it holds."""
+        if directory is None or not directory.published:
+            return None, None
+        return directory.path, directory.best or read_run(directory.path).best
+
+    def then(text: object) -> str:
+        """The text, and what is kept."""
+        run, best = kept()
+        if run is None:
+            return f"{text}; nothing was written"
+        state = "no epoch had finished; the last good state is"
+        if best is not None:
+            state = f"the weights of epoch {best.epoch} and the last good state are"
+        return f"{text}; {state} kept in {run}; resume with hstree train --resume {run}"
+
+    try:
+        yield directory
+    except TrainingError as error:
+        raise TrainingError(then(error)) from None
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        smaller = (
+            "model with smaller --embedding-size, --hidden-size, --context-size, --layers or "
+            "--n-trees, or smaller sizes in --head-option"
+        )
+        if kept()[0] is not None:
+            smaller = "run with a smaller --batch-size or --bptt, or a larger --accumulate"
+        raise TrainingMemoryError(then(f"memory ran out; a {smaller}, needs less")) from error
+    except OSError as error:
+        if kept()[0] is None:
+            raise
+        raise OSError(then(error)) from error
+    except KeyboardInterrupt as interrupt:
+        raise TrainingInterrupted(*kept(), getattr(interrupt, "signal", None)) from None
+    finally:
+        if directory is not None:
+            directory.close()
+
+
+# The loop
+
+
 @dataclass
 class Position:
     """The position of training, between two steps."""
@@ -754,48 +293,6 @@ class Step(NamedTuple):
     epoch: int
     loss: float
     tokens: int
-
-
-def process_seed(seed: int, rank: int) -> int:
-    """A different seed for every process, so that dropout masks differ."""
-    return seed + 1_000_003 * rank
-
-
-class _Objective(nn.Module):
-    """What a step minimizes, for the streams of one process or a part of them: a module, as
-    DistributedDataParallel wants."""
-
-    def __init__(self, model: LanguageModel, config: TrainConfig) -> None:
-        super().__init__()
-        self.model = model
-        self.config = config
-
-        def head_loss(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-            output, loss = model.head(hidden, target)
-            return loss, -output.detach().sum() / (target != model.head.ignore_index).sum()
-
-        self.head_loss = torch.compile(head_loss, dynamic=True) if config.compile else head_loss
-
-    def forward(
-        self, tokens: Tensor, target: Tensor, state: State | None, loss_share: float, share: float
-    ) -> tuple[Tensor, Tensor, State]:
-        """``loss_share`` times the mean loss plus ``share`` times the penalties; its value and
-        ``loss_share`` times the mean negative log-likelihood, float64 [2]; the state without its
-        history."""
-        with torch.autocast(
-            tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"
-        ):
-            read: BackboneOutput = self.model.backbone(tokens, state)
-            loss, nll = self.head_loss(read.hidden, target)
-        objective = share * activation_penalty(read, self.config.alpha, self.config.beta)
-        # The mean over no targets is NaN, but DistributedDataParallel needs a graph.
-        if loss_share > 0:
-            loss, nll = loss_share * loss, loss_share * nll
-        else:
-            loss = nll = 0.0 * read.dropped.sum()
-        objective = objective + loss
-        values = torch.stack([objective.detach(), nll.detach()]).double()
-        return objective, values, detach(read.state)
 
 
 class Trainer:
@@ -839,9 +336,9 @@ class Trainer:
         self.directory = directory
         self.reporter = reporter or Reporter()
         self.position = Position()
-        self.valid_losses: list[float] = []
         self.in_epoch = self.averaging = self.ended = False
         self.records: list[EpochRecord] = []
+        self.valid_losses: list[float] = []
         self.best: EpochRecord | None = None
         head = model.head
         self._samples = isinstance(head, ClassSampler) and head.negatives is not None
@@ -851,14 +348,11 @@ class Trainer:
                 "--all-classes: expected --head-option negatives=N with the head "
                 f"{config.head!r}, got it without negatives"
             )
-        self.streams = Streams(
-            corpus.train,
-            config.batch_size * self.processes.size,
-            ignore_index=head.ignore_index,
-        )
+        streams = config.batch_size * self.processes.size
+        self.streams = Streams(corpus.train, streams, ignore_index=head.ignore_index)
         self.windows = -(-len(self.streams) // config.bptt)
-        self.steps_per_epoch = self.windows  # an estimate if lengths are random
-        if config.variable_bptt:
+        self.steps_per_epoch = self.windows
+        if config.variable_bptt:  # an estimate
             self.steps_per_epoch = max(1, round(len(self.streams) / (0.975 * config.bptt)))
         self.lengths = np.random.default_rng(config.seed) if config.variable_bptt else None
         self.states: list[State | None] = [None] * config.accumulate
@@ -877,21 +371,125 @@ class Trainer:
             may_skip_parameters=head.may_skip_parameters or not always_targets,
         )
         self._seconds_before = 0.0  # of the run, before it was resumed
-        self.begun = self._saved = time.perf_counter()
+        self.start = self._saved = time.perf_counter()
+
+    @classmethod
+    def begun(
+        cls,
+        config: TrainConfig,
+        group: Processes,
+        directory: RunDirectory | None = None,
+        reporter: Reporter | None = None,
+    ) -> Trainer:
+        """The trainer of a new run: read the text, build the model, and write the first files of
+        the folder. Raises ValueError if a setting, the text or the run to fine-tune is not
+        valid."""
+        start = time.perf_counter()
+        reporter = reporter if reporter is not None and group.main else Reporter()
+        origin = None if config.finetune is None else load_run(config.finetune)
+        with group.main_first():  # the others find the tokenized text in the cache
+            corpus = load_corpus(
+                config.data,
+                column=config.column,
+                min_count=config.min_count,
+                max_vocabulary=config.max_vocabulary,
+                vocabulary=None if origin is None else origin.vocabulary,
+                tokenizer=config.tokenizer if origin is None else origin.tokenizer,
+            )
+        reporter.message(
+            f"corpus: {corpus.name}\n        {len(corpus.train):,} training, "
+            f"{len(corpus.valid):,} validation, {len(corpus.test):,} test tokens; "
+            f"{len(corpus.vocabulary):,} classes"
+        )
+        check_size(corpus, config, group.size)
+        if origin is None:
+            building = time.perf_counter()
+            model = build_model(config, len(corpus.vocabulary), corpus.statistics())
+            reporter.message(
+                f"model:  LSTM with {_count(model.backbone):,} parameters\n"
+                f"        head {model.head.name!r} with "
+                f"{own_parameter_count(model.head, model.backbone):,} parameters, built in "
+                f"{time.perf_counter() - building:.1f} s"
+            )
+        else:
+            torch.manual_seed(config.seed)
+            model = starting_model(config, origin)
+        model.to(group.device)
+        if group.rank > 0:
+            torch.manual_seed(process_seed(config.seed, group.rank))
+        trainer = cls(model, corpus, config, group, directory, reporter)
+        trainer.start = start
+        files: dict[str, Content] = {
+            CONFIG: config.with_absolute_paths().to_json().encode(),
+            VOCABULARY: corpus.vocabulary.to_bytes(),
+            TOKENIZER: tokenizer_to_bytes(corpus.tokenizer),
+        }
+        if origin is not None:
+            valid_loss = evaluate(model, corpus.valid, n_targets=config.validation_tokens)
+            trainer.keep_best(EpochRecord(0, 0, 0.0, math.nan, valid_loss, True, 0.0, 0.0))
+            files[MODEL] = partial(shutil.copyfile, origin.path / MODEL)
+            reporter.message(
+                f"starting from {origin.path}, validation perplexity {perplexity(valid_loss):.1f}"
+            )
+        trainer.save(files)
+        return trainer
+
+    @classmethod
+    def resumed(
+        cls,
+        folder: Path,
+        config: TrainConfig,
+        group: Processes,
+        directory: RunDirectory | None = None,
+        reporter: Reporter | None = None,
+    ) -> Trainer:
+        """The trainer of a run, at its last saved state. Raises as :func:`resume`."""
+        start = time.perf_counter()
+        reporter = reporter if reporter is not None and group.main else Reporter()
+        model, tensors, values = load_state(folder / STATE)
+        vocabulary, tokenizer = load_vocabulary(folder), load_tokenizer(folder)
+        with group.main_first():
+            corpus = load_corpus(
+                config.data, column=config.column, vocabulary=vocabulary, tokenizer=tokenizer
+            )
+        try:
+            trainer = cls(model.to(group.device), corpus, config, group, directory, reporter)
+            trainer.start = start
+            trainer.restore(tensors, values)
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise CheckpointError(f"{folder / STATE}: {error}") from None
+        except (KeyError, IndexError, TypeError, RuntimeError) as error:
+            reason = f"inconsistent training state: {' '.join(str(error).split())}"
+            raise CheckpointError(f"{folder / STATE}: {reason}") from None
+        if trainer.done and (folder / SUMMARY).is_file():
+            more = "fine-tuning has ended" if trainer.ended else "to continue, give more --epochs"
+            raise ConfigError(
+                f"--resume: the {len(trainer.records)} epochs of {folder} are done; {more}"
+            )
+        if directory is not None:
+            directory.write({CONFIG: config.with_absolute_paths().to_json().encode()})
+            directory.remove(SUMMARY)  # of fewer epochs
+        position = trainer.position
+        reporter.message(
+            f"resuming {folder} in epoch {position.epoch + (not trainer.in_epoch)}, "
+            f"after step {position.step}"
+        )
+        return trainer
 
     # Epochs
 
     def run(self) -> TrainResult:
         """Train the remaining epochs and compute the final figures."""
-        config = self.config
         followers = [self.reporter]  # of the steps and epochs
-        if config.tensorboard and self.directory is not None:
+        if self.config.tensorboard and self.directory is not None:
             followers.append(TensorBoardLog(self.directory.path))
-        self._say_what_figures_mean()
+        self._say_what_to_know()
         try:
             with Interruption() as self._interruption:
                 for follower in followers:
-                    follower.start(config.epochs, self.steps_per_epoch, self.position.step)
+                    follower.start(self.config.epochs, self.steps_per_epoch, self.position.step)
                 while not self.done:
                     for step in self.steps():
                         try:
@@ -932,8 +530,9 @@ class Trainer:
         """Validate, and save the results of the epoch."""
         position, begin = self.position, time.perf_counter()
         with averaged_weights(self.optimizers):
-            valid_loss = self._loss(self.corpus.valid)
-            self._check_validation(valid_loss)
+            valid_loss = self._validate()
+            if not math.isfinite(perplexity(valid_loss)):
+                raise self._diverged(f"the validation loss became {valid_loss:.4g} nats per token")
             is_best = self.best is None or valid_loss < self.best.valid_loss
             if is_best:
                 self._write({MODEL: model_writer(self.model)})
@@ -1084,41 +683,34 @@ class Trainer:
 
     # Validation and figures
 
-    def _loss(self, tokens: Any) -> float:
-        """The loss on a text, or on a part of it as --validation-tokens says."""
-        part = self.config.validation_tokens
-        loss = evaluate(self.model, tokens, n_targets=part) if self.processes.main else math.nan
+    def _validate(self) -> float:
+        """The loss on the validation text, or on a part of it as --validation-tokens says."""
+        loss, part = math.nan, self.config.validation_tokens
+        if self.processes.main:
+            loss = evaluate(self.model, self.corpus.valid, n_targets=part)
         return self.processes.from_main(loss)
 
-    def _check_validation(self, valid_loss: float) -> None:
-        """Training does not recover from a loss far above log V, that of a uniform guess, unless
-        the loss is there on the validation text alone, which is then of another kind."""
-        corpus = self.corpus
-        limit = 3.0 * math.log(len(corpus.vocabulary))
-        if valid_loss <= limit:
-            return
-        train_loss = self._loss(corpus.train[: max(len(corpus.valid), 1000)])
-        if not (train_loss <= limit and math.isfinite(perplexity(valid_loss))):
-            raise TrainingError(
-                f"the validation loss became {valid_loss:.4g} nats per token in epoch "
-                f"{self.position.epoch}; try a lower --learning-rate "
-                f"(now {self.config.learning_rate:g})"
+    def _say_what_to_know(self) -> None:
+        config, say = self.config, self.reporter.message
+        lowered = config.precision == "bfloat16" and self.device.type == "cpu"
+        if lowered and not cpu_has_lstm(torch.bfloat16):
+            say(
+                "--precision bfloat16: the LSTM layers run in float32, since oneDNN has\n"
+                "no bfloat16 LSTM for this CPU"
             )
-        if all(record.valid_loss <= limit for record in self.records):
-            self.reporter.message(
-                f"the validation text is unlike the training text: {valid_loss:.2f} nats per "
-                f"token, but {train_loss:.2f} on training text"
+        if config.averaging == "et" and config.averaging_epoch >= config.epochs:
+            say(
+                f"weights will not be averaged: --averaging-epoch is {config.averaging_epoch}, "
+                f"--epochs is {config.epochs}"
             )
-
-    def _say_what_figures_mean(self) -> None:
         if self.model.head.samples_in_training:
-            self.reporter.message(
-                f"head {self.config.head}: the training perplexity is an estimate from sampled "
+            say(
+                f"head {config.head}: the training perplexity is an estimate from sampled "
                 "classes,\ntoo low on average; that of the validation text is exact"
             )
         if self._valid_share < 1:
-            self.reporter.message(
-                f"validation: {self.config.validation_tokens:,} of {len(self.corpus.valid) - 1:,} "
+            say(
+                f"validation: {config.validation_tokens:,} of {len(self.corpus.valid) - 1:,} "
                 "tokens, spread evenly over the text"
             )
 
@@ -1157,39 +749,12 @@ class Trainer:
     # What is saved
 
     def save(self, files: Mapping[str, Content] | None = None) -> None:
-        """Write files of the run, and then the training state. Raises TrainingError if weights are
-        not finite; the previously saved state is kept."""
+        """Write files of the run, and then the training state: the optimizers with their averages,
+        random states and LSTM states of all processes, the position and the figures. Raises
+        TrainingError if weights are not finite; the previously saved state is kept."""
         finite = [parameter.isfinite().all() for parameter in self.parameters]
         if not bool(torch.stack(finite).all()):
             raise self._diverged("weights are no longer finite")
-        tensors, values = self.state()
-        state = {
-            "settings": _fixed_settings(self.config),
-            "corpus": self._fingerprint,
-            "records": [asdict(record) for record in self.records],
-            "best": None if self.best is None else asdict(self.best),
-            "ended": self.ended,
-            "seconds": self._seconds(),
-            "trainer": values,
-        }
-        self._write({**(files or {}), STATE: state_writer(self.model, tensors, state)})
-        self._saved = time.perf_counter()
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        return self.corpus.fingerprint()
-
-    def _write(self, files: Mapping[str, Content]) -> None:
-        if self.directory is not None:
-            self.directory.write(files)
-
-    def _seconds(self) -> float:
-        return self._seconds_before + time.perf_counter() - self.begun
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The training state between two steps, without the weights of the model, for
-        :meth:`restore`: tensors, and everything else as JSON would hold it. It has the optimizers
-        with their averages, random states and LSTM states of all processes, and the position."""
         tensors: dict[str, Tensor] = {}
         numbers: dict[str, Any] = {}
         for i, optimizer in enumerate(self.optimizers):
@@ -1197,16 +762,17 @@ class Trainer:
                 for key, value in values.items():
                     kept = tensors if isinstance(value, Tensor) else numbers
                     kept[f"optimizer.{i}.{index}.{key}"] = value
+        own: dict[str, Tensor] = {"random.cpu": torch.get_rng_state()}  # of this process
+        if self.device.type == "cuda":
+            own["random.cuda"] = torch.cuda.get_rng_state(self.device)
         for part, state in enumerate(self.states):
             for layer, pair in enumerate(state or ()):
-                for name, tensor in zip("hc", pair, strict=True):
-                    every = self.processes.gather(tensor)
-                    tensors[f"lstm.{part}.{layer}.{name}"] = torch.stack(every)
-        tensors["random.cpu"] = torch.stack(self.processes.gather(torch.get_rng_state()))
-        if self.device.type == "cuda":
-            own = torch.cuda.get_rng_state(self.device)
-            tensors["random.cuda"] = torch.stack(self.processes.gather(own))
-        return tensors, {
+                own |= {
+                    f"lstm.{part}.{layer}.{name}": t for name, t in zip("hc", pair, strict=True)
+                }
+        for name, tensor in own.items():
+            tensors[name] = torch.stack(self.processes.gather(tensor.cpu()))
+        trainer = {
             "processes": self.processes.size,
             "position": asdict(self.position),
             "in_epoch": self.in_epoch,
@@ -1215,19 +781,52 @@ class Trainer:
             "optimizers": numbers,
             "lengths": None if self.lengths is None else self.lengths.bit_generator.state,
         }
+        run = {
+            "settings": _fixed_settings(self.config),
+            "corpus": self._fingerprint,
+            "records": [asdict(record) for record in self.records],
+            "best": None if self.best is None else asdict(self.best),
+            "ended": self.ended,
+            "seconds": self._seconds(),
+            "trainer": trainer,
+        }
+        self._write({**(files or {}), STATE: state_writer(self.model, tensors, run)})
+        self._saved = time.perf_counter()
 
-    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Continue from a :meth:`state`. The caller restores the weights of the model.
+    def restore(self, tensors: dict[str, Tensor], run: dict[str, Any]) -> None:
+        """Continue from what :meth:`save` wrote. The caller restores the weights of the model.
 
         Raises:
-            ValueError: the state belongs to another number of processes.
+            ConfigError: fewer epochs than have ended.
+            ValueError: the state belongs to other settings, another text or number of processes.
             KeyError, IndexError, TypeError, RuntimeError: the state belongs to another model.
         """
+        settings = _fixed_settings(self.config)
+        # A setting that is newer than the state has its default, as in a file of settings.
+        saved = _fixed_settings(TrainConfig()) | run["settings"]
+        other = [name for name in settings if saved[name] != settings[name]]
+        if other:
+            raise ValueError(f"the state of a run whose {', '.join(other)} differs from {CONFIG}")
+        if run["corpus"] != self._fingerprint:
+            raise ValueError(
+                f"--resume: the text {self.corpus.name} is not the text of this run: it has "
+                "changed, or --data names another one"
+            )
+        self.records = [read_record(EpochRecord, record) for record in run["records"]]
+        if self.config.epochs < len(self.records):
+            raise ConfigError(
+                f"--epochs: expected at least {len(self.records)}, the number of finished epochs, "
+                f"got {self.config.epochs}"
+            )
+        values, rank = run["trainer"], self.processes.rank
         if values["processes"] != self.processes.size:
             raise ValueError(
                 f"--resume: expected {values['processes']} processes as before, "
                 f"got {self.processes.size}"
             )
+        self.ended, self._seconds_before = run["ended"], run["seconds"]
+        if run["best"] is not None:
+            self.keep_best(read_record(EpochRecord, run["best"]))
         self.position = Position(**values["position"])
         self.in_epoch = values["in_epoch"]
         self.valid_losses = list(values["valid_losses"])
@@ -1243,295 +842,573 @@ class Trainer:
         for optimizer, state in zip(self.optimizers, states, strict=True):
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": state, "param_groups": groups})
-        rank = self.processes.rank
-        layers = range(self.model.backbone.layers)
-
-        def saved(part: int, layer: int, name: str) -> Tensor:
-            return tensors[f"lstm.{part}.{layer}.{name}"][rank].to(self.device, copy=True)
-
-        self.states = [
-            tuple((saved(part, layer, "h"), saved(part, layer, "c")) for layer in layers)
-            if f"lstm.{part}.0.h" in tensors
-            else None
-            for part in range(self.config.accumulate)
-        ]
+        for part in range(self.config.accumulate):
+            layers = range(self.model.backbone.layers if f"lstm.{part}.0.h" in tensors else 0)
+            pairs = [[tensors[f"lstm.{part}.{layer}.{n}"][rank] for n in "hc"] for layer in layers]
+            copies = [tuple(t.to(self.device, copy=True) for t in pair) for pair in pairs]
+            self.states[part] = tuple((h, c) for h, c in copies) or None
         torch.set_rng_state(tensors["random.cpu"][rank].clone())
         if self.device.type == "cuda" and "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"][rank].clone(), self.device)
         elif self.device.type == "cuda":  # saved on a CPU
             torch.cuda.manual_seed(process_seed(self.config.seed, rank))
 
-    def restore_run(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Continue from what :meth:`save` wrote. Raises ConfigError for fewer epochs than have
-        ended, and as :meth:`restore`."""
-        settings = _fixed_settings(self.config)
-        # A setting that is newer than the state has its default, as in a file of settings.
-        saved = _fixed_settings(TrainConfig()) | values["settings"]
-        other = [name for name in settings if saved[name] != settings[name]]
-        if other:
-            raise ValueError(f"the state of a run whose {', '.join(other)} differs from {CONFIG}")
-        if values["corpus"] != self._fingerprint:
-            raise ValueError(
-                f"--resume: the text {self.corpus.name} is not the text of this run: it has "
-                "changed, or --data names another one"
-            )
-        records = [read_record(EpochRecord, record) for record in values["records"]]
-        if self.config.epochs < len(records):
-            raise ConfigError(
-                f"--epochs: expected at least {len(records)}, the number of finished epochs, "
-                f"got {self.config.epochs}"
-            )
-        best = values["best"] and read_record(EpochRecord, values["best"])
-        self.restore(tensors, values["trainer"])
-        self.records, self.ended = records, values["ended"]
-        if best is not None:
-            self.keep_best(best)
-        self._seconds_before = values["seconds"]
+    @cached_property
+    def _fingerprint(self) -> str:
+        return self.corpus.fingerprint()
+
+    def _write(self, files: Mapping[str, Content]) -> None:
+        if self.directory is not None:
+            self.directory.write(files)
+
+    def _seconds(self) -> float:
+        return self._seconds_before + time.perf_counter() - self.start
 
 
 def _fixed_settings(config: TrainConfig) -> dict[str, Any]:
     """The settings that cannot change when a run is resumed; JSON-able."""
     changing = (*RESUMABLE, "run", "finetune")
-    settings: dict[str, Any] = json.loads(config.to_json())
-    return {name: value for name, value in settings.items() if name not in changing}
+    return {k: v for k, v in all_settings(config).items() if k not in changing}
 
 
 def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-# Start and resumption
+def process_seed(seed: int, rank: int) -> int:
+    """A different seed for every process, so that dropout masks differ."""
+    return seed + 1_000_003 * rank
 
 
-def train(config: TrainConfig, reporter: Reporter | None = None) -> TrainResult:
-    """Train as configured and write a run folder.
+class _Objective(nn.Module):
+    """What a step minimizes, for the streams of one process or a part of them: a module, as
+    DistributedDataParallel wants."""
 
-    The folder appears, complete, when training begins. Its files are then replaced atomically, so
-    it can be read at any time. The state is saved at the start, at the end of every epoch, every
-    ``config.save_interval`` seconds within an epoch, and when Ctrl-C or SIGTERM stops the training;
-    :func:`resume` continues from the last saved state. While weights are averaged, the averages are
-    validated and saved.
+    def __init__(self, model: LanguageModel, config: TrainConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
 
-    With ``torchrun``, each process trains on ``config.batch_size`` streams of its own, with the
-    mean of their gradients. The first process validates, reports and writes.
+        def head_loss(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+            output, loss = model.head(hidden, target)
+            return loss, -output.detach().sum() / (target != model.head.ignore_index).sum()
+
+        self.head_loss = torch.compile(head_loss, dynamic=True) if config.compile else head_loss
+
+    def forward(
+        self, tokens: Tensor, target: Tensor, state: State | None, loss_share: float, share: float
+    ) -> tuple[Tensor, Tensor, State]:
+        """``loss_share`` times the mean loss plus ``share`` times the penalties; its value and
+        ``loss_share`` times the mean negative log-likelihood, float64 [2]; the state without its
+        history."""
+        with torch.autocast(
+            tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"
+        ):
+            read: BackboneOutput = self.model.backbone(tokens, state)
+            loss, nll = self.head_loss(read.hidden, target)
+        objective = share * activation_penalty(read, self.config.alpha, self.config.beta)
+        # The mean over no targets is NaN, but DistributedDataParallel needs a graph.
+        if loss_share > 0:
+            loss, nll = loss_share * loss, loss_share * nll
+        else:
+            loss = nll = 0.0 * read.dropped.sum()
+        objective = objective + loss
+        values = torch.stack([objective.detach(), nll.detach()]).double()
+        return objective, values, detach(read.state)
+
+
+# What a run needs before its first step: a model and a large enough text.
+
+
+def build_model(config: TrainConfig, n_classes: int, statistics: CorpusStatistics) -> LanguageModel:
+    """The untrained model of a configuration; the same for the same seed.
 
     Raises:
-        ValueError: a setting, the corpus or the run folder is not valid; nothing was written.
-        TrainingError: the loss is not finite; the best epoch so far is kept.
-        TrainingMemoryError: memory ran out.
-        TrainingInterrupted: on Ctrl-C or SIGTERM.
+        ConfigError: the head does not accept the given options, or cannot be tied.
+        ValueError: the head is unknown, or an option has a value that the head rejects.
     """
-    head_class(config.head)
-    with processes(config.device) as group, _run_folder(config, group) as directory:
-        return _begun(config, _heard(reporter, group), group, directory).run()
-
-
-def resume(
-    run: str | os.PathLike[str], /, reporter: Reporter | None = None, **changes: Any
-) -> TrainResult:
-    """Resume a run from its last saved state.
-
-    On the same CPU, with the same number of threads and processes and unchanged settings, the
-    weights are bitwise identical to those of a run that was never interrupted.
-
-    Args:
-        run: the folder.
-        reporter: receives every further step.
-        **changes: new values of settings in :data:`~hstree.lm.config.RESUMABLE`. With more
-            ``epochs`` the rest of the learning rate schedule is that of a run planned for that
-            many.
-
-    Raises:
-        CheckpointError: the state cannot be read, the text has changed, or another process trains
-            in the folder.
-        ConfigError: a setting that cannot change, or all epochs are done.
-        TrainingError, TrainingInterrupted: as :func:`train`.
-    """
-    for name in changes:
-        if name not in RESUMABLE:
-            raise ConfigError(
-                f"--{flag_name(name)}: expected a setting that can change with --resume "
-                f"({', '.join('--' + flag_name(n) for n in RESUMABLE)}), got {changes[name]!r}"
+    torch.manual_seed(config.seed)
+    backbone = AWDLSTM(
+        n_classes,
+        config.embedding_size,
+        config.hidden_size,
+        config.layers,
+        context_size=config.context_size,
+        dropout=config.dropout,
+        dropout_input=config.dropout_input,
+        dropout_hidden=config.dropout_hidden,
+        dropout_embedding=config.dropout_embedding,
+        weight_dropout=config.weight_dropout,
+        embedding_noise=config.embedding_noise,
+        sparse_embedding=config.sparse_embedding,
+    )
+    if config.tied and "embedding" not in head_options(config.head):
+        raise ConfigError(f"--tied: the head {config.head!r} cannot be tied to the word embeddings")
+    try:
+        head = build_head(
+            config.head,
+            backbone.out_features,
+            n_classes,
+            frequencies=statistics.frequencies,
+            tokens=statistics.tokens,
+            embedding=backbone.embedding if config.tied else None,
+            seed=config.seed,
+            **config.head_options(),
+        )
+    except TypeError as error:
+        raise ConfigError(
+            f"--head-option: the head {config.head!r} does not accept these options: {error}"
+        ) from error
+    except TyingError as error:
+        advice = ""
+        if error.expected == (n_classes, backbone.out_features):
+            advice = (
+                f"; make --context-size (now {backbone.context_size}) and --embedding-size "
+                f"(now {backbone.embedding_size}) equal"
             )
-    folder = Path(run)
-    config = dataclasses.replace(load_config(folder), **changes)
-    with processes(config.device) as group, _run_folder(config, group, folder) as directory:
-        return _resumed(folder, config, _heard(reporter, group), group, directory).run()
+        raise ConfigError(f"--tied: {error}{advice}") from error
+    return LanguageModel(backbone, head)
 
 
-def _heard(reporter: Reporter | None, group: Processes) -> Reporter:
-    return reporter if reporter is not None and group.main else Reporter()
+def own_parameter_count(head: Head, backbone: nn.Module) -> int:
+    """Number of parameters of the head that it does not share with the backbone."""
+    shared = {id(parameter) for parameter in backbone.parameters()}
+    return sum(parameter.numel() for parameter in head.parameters() if id(parameter) not in shared)
+
+
+def check_size(corpus: Corpus, config: TrainConfig, processes: int = 1) -> None:
+    streams = config.batch_size * processes
+    needed = {"train": streams + 1, "valid": 2, "test": 2}
+    for split, least in needed.items():
+        size = len(getattr(corpus, split))
+        if size < least:
+            flag = "--batch-size" if split == "train" else "--data"
+            raise ConfigError(
+                f"{flag}: expected at least {least} tokens in the {split} part of {corpus.name}, "
+                f"got {size}"
+            )
+
+
+# Fine-tuning
+
+
+def starting_model(config: TrainConfig, run: Run) -> LanguageModel:
+    """The model of a run, with the dropouts and the noise of a configuration. Raises ConfigError if
+    another setting of the model or the head differs."""
+    for field in dataclasses.fields(TrainConfig):
+        mine, theirs = getattr(config, field.name), getattr(run.config, field.name)
+        fixed = field.metadata["group"] in ("data", "model", "head")
+        fixed = fixed and field.name not in ("data", "column", *TRAINING_NOISE)
+        if fixed and mine != theirs:
+            raise ConfigError(
+                f"--{flag_name(field.name)}: expected {theirs!r} as in {run.path}, the run to "
+                f"fine-tune, got {mine!r}"
+            )
+    model = run.model
+    for name in TRAINING_NOISE:
+        setattr(model.backbone, name, getattr(config, name))
+    return model
+
+
+# Optimizers for dense and row-sparse parameters, averaging, the lengths of windows and
+# learning-rate schedules.
+
+
+def build_optimizers(
+    model: LanguageModel, config: TrainConfig, *, averaged: bool = False
+) -> list[Optimizer]:
+    """Optimizers of the parameter groups of the backbone and the head: one for dense gradients,
+    another for row-sparse ones.
+
+    Every parameter group holds ``factor``, by which :func:`set_learning_rate` multiplies the
+    backbone's learning rate. For a group with a learning rate of its own it is this rate over
+    ``config.learning_rate``: the top of the schedule gives the rate itself, and warm-up and decay
+    scale it as they scale the backbone's. A parameter that head and backbone share counts as the
+    backbone's. Biases have the weight decay of the weights, as in the training of published
+    perplexities, a function of the logits has its own, row-sparse parameters have none.
+
+    ``averaged``: :class:`torch.optim.ASGD` with t0 = 0 and lambd = 0, which keeps the mean of the
+    weights after each of its steps except the first; from the second step on, it uses the learning
+    rate of the previous step. Raises ConfigError with row-sparse gradients, since averages change
+    in every row.
+    """
+    rate, decay, head = config.learning_rate, config.weight_decay, model.head
+    embedding = model.backbone.embedding
+    kinds = {id(p): (1.0, decay) for p in model.backbone.parameters()}  # factor, weight decay
+    # The gradient of a shared matrix is dense, unless both parts of it are row-sparse.
+    row_sparse = {id(p) for p in head.sparse_parameters()} - kinds.keys()
+    if embedding.sparse:
+        row_sparse.add(id(embedding.weight))
+    of_function = {id(p) for p in getattr(head, "function", nn.Module()).parameters()}
+    for group in head.parameter_groups(rate, decay, factor=config.head_learning_rate_factor):
+        for p in group["params"]:
+            own_decay = group["weight_decay"] if id(p) in of_function else decay
+            kinds.setdefault(id(p), (group["lr"] / rate, own_decay))
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    forgotten = [name for name, p in trained.items() if id(p) not in kinds]
+    if forgotten:
+        raise ValueError(f"head {head.name}: parameter_groups() leaves out {', '.join(forgotten)}")
+
+    def groups(sparse: bool) -> list[dict[str, Any]]:
+        """Parameters of one kind together. Saved runs store optimizer states in this order."""
+        found: dict[tuple[float, float], list[nn.Parameter]] = {}
+        for p in trained.values():
+            factor, own_decay = kinds[id(p)]
+            if (id(p) in row_sparse) == sparse:
+                found.setdefault((factor, 0.0 if sparse else own_decay), []).append(p)
+        return [{"params": ps, "factor": f, "weight_decay": d} for (f, d), ps in found.items()]
+
+    dense, sparse = groups(False), groups(True)
+    if averaged and sparse:
+        raise ConfigError(
+            "--averaging, --finetune: averaged SGD does not support row-sparse gradients; train "
+            "without --sparse and --sparse-embedding from the start"
+        )
+    optimizers: list[Optimizer]
+    if averaged:
+        optimizers = [torch.optim.ASGD(dense, lr=rate, lambd=0.0, t0=0.0)]
+    else:
+        kind = torch.optim.SGD if config.optimizer == "sgd" else AdamW
+        optimizers = [kind(dense, lr=rate, fused=True)]
+        if sparse:
+            optimizers.append(kind(sparse, lr=rate))
+    set_learning_rate(optimizers, rate)
+    return optimizers
 
 
 @contextmanager
-def _run_folder(
-    config: TrainConfig, group: Processes, path: Path | None = None
-) -> Iterator[RunDirectory | None]:
-    """A context that locks the run folder, new or at ``path``, for the first process, the only one
-    that writes; errors say what is kept in it."""
-    set_threads(config)
-    check_dense(config, group.size)
-    if config.tensorboard:
-        optional_package("tensorboard", "--tensorboard", "tensorboard")
-    directory = None
-    if group.main and path is not None:
-        directory = RunDirectory.open(path)
-    elif group.main:
-        kind = config.head + ("-finetuned" if config.finetune is not None else "")
-        directory = RunDirectory(config.run, f"{datetime.now():%Y%m%d-%H%M%S}-{kind}")
+def averaged_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
+    """A context that swaps the parameters with the averages of averaged SGD. It does nothing for
+    other optimizers."""
 
-    def kept() -> tuple[Path | None, EpochRecord | None]:
-        """The folder, if it is there, and the epoch whose weights it holds."""
-        if directory is None or not directory.published:
-            return None, None
-        return directory.path, directory.best or read_run(directory.path).best
+    @torch.no_grad()
+    def exchange() -> None:
+        for optimizer in optimizers:
+            for parameter, state in optimizer.state.items():
+                if "ax" in state:
+                    current = parameter.clone()
+                    parameter.copy_(state["ax"])
+                    state["ax"].copy_(current)
 
+    optimizers = list(optimizers)
+    exchange()
     try:
-        yield directory
-    except TrainingError as error:
-        raise TrainingError(f"{error}; {_what_is_kept(*kept())}") from None
-    except (RuntimeError, MemoryError) as error:
-        if not ran_out(error):
-            raise
-        smaller = (
-            "model with smaller --embedding-size, --hidden-size, --context-size, --layers or "
-            "--n-trees, or smaller sizes in --head-option"
-        )
-        if kept()[0] is not None:
-            smaller = "run with a smaller --batch-size or --bptt, or a larger --accumulate"
-        raise TrainingMemoryError(
-            f"memory ran out; a {smaller}, needs less; {_what_is_kept(*kept())}"
-        ) from error
-    except OSError as error:
-        if kept()[0] is None:
-            raise
-        raise OSError(f"{error}; {_what_is_kept(*kept())}") from error
-    except KeyboardInterrupt as interrupt:
-        raise TrainingInterrupted(*kept(), getattr(interrupt, "signal", None)) from None
+        yield
     finally:
-        if directory is not None:
-            directory.close()
+        exchange()
 
 
-def _what_is_kept(path: Path | None, best: EpochRecord | None) -> str:
-    if path is None:
-        return "nothing was written"
-    if best is None:
-        kept = f"no epoch had finished; the last good state is kept in {path}"
+def non_monotone(losses: Sequence[float], nonmono: int) -> bool:
+    """Whether the last validation loss is worse than the best of the earlier ones, the last
+    ``nonmono`` of these excepted: when NT-ASGD starts to average (Merity et al., Regularizing and
+    Optimizing LSTM Language Models, 2018, algorithm 1) and when fine-tuning ends."""
+    reference = losses[: max(len(losses) - 1 - nonmono, 0)]
+    return len(reference) > 0 and losses[-1] > min(reference)
+
+
+def window_lengths(
+    total: int, bptt: int, generator: np.random.Generator | None, margin: int | None = None
+) -> Iterator[int]:
+    """Lengths of consecutive windows that cover ``total`` time steps; the last may extend beyond
+    them. Each is ``bptt``; with a generator, ``bptt`` or, with probability 0.05, half of it, plus a
+    normal deviate of standard deviation 5, rounded towards zero, at least 5 and at most ``bptt +
+    margin``."""
+    begin = 0
+    while begin < total:
+        length = bptt
+        if generator is not None:
+            mean = bptt if generator.random() < 0.95 else bptt / 2
+            length = max(SHORTEST_WINDOW, int(generator.normal(mean, 5)))
+            if margin is not None:
+                length = min(length, bptt + margin)
+        yield length
+        begin += length
+
+
+def set_learning_rate(optimizers: Iterable[Optimizer], learning_rate: float) -> None:
+    """Give every parameter group ``learning_rate`` times its ``factor``."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * group["factor"]
+
+
+def scheduled_learning_rate(config: TrainConfig, step: float, total: int) -> float:
+    """Learning rate of a step, counted from 0, out of ``total``: a linear rise over
+    ``config.warmup`` steps, then the schedule, over x from 0 at the end of the warm-up to 1 at the
+    last step. Windows of random length count as fractions of a step."""
+    warmup = min(config.warmup, total // 2)
+    if step < warmup:
+        return config.learning_rate * (step + 1) / (warmup + 1)
+    progress = (step - warmup) / max(total - warmup, 1)
+    if config.schedule == "cosine":
+        return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
+    if config.schedule == "linear":
+        return config.learning_rate * (1.0 - progress)
+    return config.learning_rate
+
+
+# Loss on validation and test text.
+
+MOST_STREAMS, SHORTEST_STREAM = 20, 50
+
+
+def default_streams(n_tokens: int) -> int:
+    """Number of streams of a text: at most 20, of at least 50 targets each, or 1."""
+    return max(1, min(MOST_STREAMS, (n_tokens - 1) // SHORTEST_STREAM))
+
+
+@torch.no_grad()
+def evaluate(
+    model: LanguageModel,
+    tokens: Any,
+    streams: int | None = None,
+    *,
+    length: int = 128,
+    n_targets: int | None = None,
+) -> float:
+    """Mean negative log-probability, in nats per token, of a text or an evenly spread part of it.
+    Every token except the first is a target.
+
+    Args:
+        model: language model, temporarily set to evaluation mode.
+        tokens: class ids, numpy [n], n >= 2.
+        streams: number of parallel streams into which the text is cut. Each begins without context,
+            so that a few of them are a little worse than one. Published perplexities are of 10
+            streams of validation text and 1 of test text. None: at most 20, of at least 50 targets
+            each, as training validates.
+        length: number of steps that are computed together; the state is kept between windows.
+        n_targets: number of targets to score, rounded up to a multiple of ``streams``: those at the
+            beginning of each stream. They have the loss that they have in the whole. None: all.
+
+    Raises:
+        ValueError: fewer than 2 tokens, fewer targets than streams, or a length or number of
+            targets below 1.
+
+    Example:
+        >>> import math, hstree
+        >>> from hstree.lm.model import AWDLSTM, LanguageModel
+        >>> from hstree.lm.train import evaluate
+        >>> model = LanguageModel(AWDLSTM(100, 8, 16), hstree.Softmax(16, 100))
+        >>> round(math.exp(evaluate(model, range(50), streams=2))) in range(90, 110)
+        True
+    """
+    if streams is None:
+        streams = default_streams(len(tokens))
     else:
-        kept = f"the weights of epoch {best.epoch} and the last good state are kept in {path}"
-    return f"{kept}; resume with hstree train --resume {path}"
-
-
-def _begun(
-    config: TrainConfig, reporter: Reporter, group: Processes, directory: RunDirectory | None
-) -> Trainer:
-    """The trainer of a new run: read the text, build the model, and write the first files of the
-    folder. Raises ValueError if a setting, the text or the run to fine-tune is not valid."""
-    begun = time.perf_counter()
-    _say_lstm_precision(config, reporter, group)
-    origin = None if config.finetune is None else load_run(config.finetune)
-    with group.main_first():  # the others find the tokenized text in the cache
-        corpus = load_corpus(
-            config.data,
-            column=config.column,
-            min_count=config.min_count,
-            max_vocabulary=config.max_vocabulary,
-            vocabulary=None if origin is None else origin.vocabulary,
-            tokenizer=config.tokenizer if origin is None else origin.tokenizer,
-        )
-    reporter.message(
-        f"corpus: {corpus.name}\n        {len(corpus.train):,} training, "
-        f"{len(corpus.valid):,} validation, {len(corpus.test):,} test tokens; "
-        f"{len(corpus.vocabulary):,} classes"
-    )
-    check_size(corpus, config, group.size)
-    if config.averaging == "et" and config.averaging_epoch >= config.epochs:
-        reporter.message(
-            f"weights will not be averaged: --averaging-epoch is {config.averaging_epoch}, "
-            f"--epochs is {config.epochs}"
-        )
-    if origin is None:
-        started = time.perf_counter()
-        model = build_model(config, len(corpus.vocabulary), corpus.statistics())
-        seconds = time.perf_counter() - started
-        reporter.message(
-            f"model:  LSTM with {_count(model.backbone):,} parameters\n"
-            f"        head {model.head.name!r} with "
-            f"{own_parameter_count(model.head, model.backbone):,} parameters, built in "
-            f"{seconds:.1f} s"
-        )
-    else:
-        torch.manual_seed(config.seed)
-        model = starting_model(config, origin)
-    model.to(group.device)
-    if group.rank > 0:
-        torch.manual_seed(process_seed(config.seed, group.rank))
-    trainer = Trainer(model, corpus, config, group, directory, reporter)
-    trainer.begun = begun
-    files: dict[str, Content] = {
-        CONFIG: config.with_absolute_paths().to_json().encode(),
-        VOCABULARY: corpus.vocabulary.to_bytes(),
-        TOKENIZER: tokenizer_to_bytes(corpus.tokenizer),
-    }
-    if origin is not None:
-        valid_loss = evaluate(model, corpus.valid, n_targets=config.validation_tokens)
-        trainer.keep_best(EpochRecord(0, 0, 0.0, math.nan, valid_loss, True, 0.0, 0.0))
-        files[MODEL] = partial(shutil.copyfile, origin.path / MODEL)
-        reporter.message(
-            f"starting from {origin.path}, validation perplexity {perplexity(valid_loss):.1f}"
-        )
-    trainer.save(files)
-    return trainer
-
-
-def _resumed(
-    folder: Path,
-    config: TrainConfig,
-    reporter: Reporter,
-    group: Processes,
-    directory: RunDirectory | None,
-) -> Trainer:
-    """The trainer of a run, at its last saved state. Raises as :func:`resume`."""
-    begun = time.perf_counter()
-    model, tensors, values = load_state(folder / STATE)
-    vocabulary, tokenizer = load_vocabulary(folder), load_tokenizer(folder)
-    with group.main_first():
-        corpus = load_corpus(
-            config.data, column=config.column, vocabulary=vocabulary, tokenizer=tokenizer
-        )
+        streams = check_int("streams", streams, 1, max(len(tokens) - 1, 1))
+    text = Streams(tokens, streams, ignore_index=model.head.ignore_index)
+    steps = len(text)
+    if n_targets is not None:
+        steps = min(steps, -(-check_int("n_targets", n_targets) // streams))
+    device = model.backbone.embedding.weight.device
+    training = model.training
+    model.eval()
+    total, count = 0.0, 0
+    state: State | None = None
     try:
-        trainer = Trainer(model.to(group.device), corpus, config, group, directory, reporter)
-        trainer.begun = begun
-        trainer.restore_run(tensors, values)
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise CheckpointError(f"{folder / STATE}: {error}") from None
-    except (KeyError, IndexError, TypeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{folder / STATE}: inconsistent training state: {reason}") from None
-    if trainer.done and (folder / SUMMARY).is_file():
-        raise ConfigError(
-            f"--resume: the {len(trainer.records)} epochs of {folder} are done"
-            + ("; fine-tuning has ended" if trainer.ended else "; to continue, give more --epochs")
-        )
-    if directory is not None:
-        directory.write({CONFIG: config.with_absolute_paths().to_json().encode()})
-        directory.remove(SUMMARY)  # of fewer epochs
-    position = trainer.position
-    reporter.message(
-        f"resuming {folder} in epoch {position.epoch + (not trainer.in_epoch)}, "
-        f"after step {position.step}"
-    )
-    _say_lstm_precision(config, reporter, group)
-    return trainer
+        windows = text.windows(length, steps)
+        for window, target in track(windows, "evaluating", -(-steps // length)):
+            (log_prob, _), state, _ = model(window.to(device), target.to(device), state)
+            total -= float(log_prob.sum(dtype=torch.float64))
+            count += int((target != model.head.ignore_index).sum())
+    finally:
+        model.train(training)
+    return total / max(count, 1)
 
 
-def _say_lstm_precision(config: TrainConfig, reporter: Reporter, group: Processes) -> None:
-    lowered = config.precision == "bfloat16" and group.device.type == "cpu"
-    if lowered and not cpu_has_lstm(torch.bfloat16):
-        reporter.message(
-            "--precision bfloat16: the LSTM layers run in float32, since oneDNN has\n"
-            "no bfloat16 LSTM for this CPU"
+COST_LOGITS = 2**26  # largest number of logits of the flat softmax in the timing of the head
+
+
+def head_cost(model: LanguageModel, config: TrainConfig, text: Streams) -> HeadCost:
+    """Time of a forward and backward pass of the head alone, on the context vectors of the first
+    training batch of one process, and of ``F.linear`` + ``F.cross_entropy``. Clears the gradients
+    of the head."""
+    head = model.head
+    streams = min(config.batch_size, max(1, COST_LOGITS // (config.bptt * head.n_classes)))
+    device = model.backbone.embedding.weight.device
+    tokens, target = (part[:, :streams].to(device) for part in text.window(0, config.bptt))
+    with torch.no_grad():
+        hidden = model.hidden(tokens)[0].flatten(0, 1)
+    target = target.flatten()
+    hidden.requires_grad_()
+    weight = torch.empty(head.n_classes, hidden.shape[1], device=device).uniform_(-0.1, 0.1)
+    bias = torch.zeros(head.n_classes, device=device).requires_grad_()
+    weight.requires_grad_()
+
+    def head_step() -> None:
+        loss: Tensor = head(hidden, target).loss
+        loss.backward()  # type: ignore[no-untyped-call]
+        head.zero_grad(set_to_none=True)
+        hidden.grad = None
+
+    def flat_step() -> None:
+        logits = F.linear(hidden, weight, bias)
+        loss = F.cross_entropy(logits, target, ignore_index=head.ignore_index)
+        loss.backward()  # type: ignore[no-untyped-call]
+        hidden.grad = weight.grad = bias.grad = None
+
+    def seconds(step: Callable[[], None]) -> float:
+        timer = Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())
+        return timer.blocked_autorange(min_run_time=0.1).median
+
+    head.train()
+    try:
+        return HeadCost(len(hidden), seconds(head_step), seconds(flat_step))
+    finally:
+        head.eval()
+
+
+# Several processes that train one model, and what they exchange.
+
+PATIENCE = timedelta(days=1)  # while the first process tokenizes a large text or validates
+
+_Value = TypeVar("_Value")
+
+
+def is_main_process() -> bool:
+    """Whether this process prints and writes: it is the only one, or the first of torchrun."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a training run: the number of this one, from 0, how many there are, and the
+    device of this one. Every method must be called by all of them."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        """Whether this process validates, prints and writes."""
+        return self.rank == 0
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """A context that the first process enters and leaves before the others enter it."""
+        if self.size > 1 and not self.main:
+            dist.barrier()
+        yield
+        if self.size > 1 and self.main:
+            dist.barrier()
+
+    def sum(self, *values: float) -> list[float]:
+        """Sums over the processes, in float64."""
+        if self.size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return tensor.tolist()
+
+    def from_main(self, value: _Value) -> _Value:
+        """The value of the first process."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def gather(self, value: _Value) -> list[_Value]:
+        """The values of all processes, by rank; tensors must be on the CPU."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def wrap(self, module: nn.Module, *, may_skip_parameters: bool) -> nn.Module:
+        """The module in DistributedDataParallel, with the weights of the first process. One
+        process: the module itself. ``may_skip_parameters``: whether a step may leave some
+        parameters without a gradient. Raises ConfigError if the processes have different trees,
+        which torch does not compare."""
+        if self.size == 1:
+            return module
+        tables = [part.get_extra_state() for part in module.modules() if isinstance(part, Tables)]
+        every = self.gather(hashlib.sha256(b"".join(t.numpy().tobytes() for t in tables)).digest())
+        others = [rank for rank, one in enumerate(every) if one != every[0]]
+        if others:
+            raise ConfigError(
+                f"--head: expected the same trees in all processes, got others in {others} than in "
+                "the first"
+            )
+        return DistributedDataParallel(
+            module,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            find_unused_parameters=may_skip_parameters,
+            gradient_as_bucket_view=True,
         )
+
+
+@contextmanager
+def processes(device: str) -> Iterator[Processes]:
+    """The processes that ``torchrun`` has started, or this one alone. Joins a process group (nccl
+    on GPUs, gloo on CPUs) temporarily, unless there is one already.
+
+    ``device`` is a ``--device`` setting; with torchrun the GPU is that of the local rank. Raises
+    ConfigError if it does not exist.
+    """
+    chosen = choose_device(device)
+    if not dist.is_available() or (not dist.is_initialized() and "WORLD_SIZE" not in os.environ):
+        yield Processes(0, 1, chosen)
+        return
+    if chosen.type == "cuda":
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(chosen)
+    joined = not dist.is_initialized()
+    if joined:
+        if chosen.type == "cuda":
+            dist.init_process_group("nccl", device_id=chosen, timeout=PATIENCE)
+        else:
+            dist.init_process_group("gloo", timeout=PATIENCE)
+    try:
+        yield Processes(dist.get_rank(), dist.get_world_size(), chosen)
+    finally:
+        if joined:
+            # A gloo thread that releases a Python tensor waits for the interpreter lock, and
+            # destroying the group waits for that thread while it holds the lock. Give the threads
+            # time to finish first.
+            time.sleep(0.1)
+            dist.destroy_process_group()
+
+
+# Interruption
+
+SECOND_SIGNAL = 2.0  # seconds; after a Ctrl-C, processes of torchrun receive the signal twice
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal, whose number is None where another process received it, stops training."""
+
+    def __init__(self, signal: int | None) -> None:
+        super().__init__()
+        self.signal = signal
+
+
+class Interruption:
+    """A context in which SIGINT and SIGTERM are only recorded, to take effect between two steps,
+    where the state can be saved. A second signal more than two seconds after the first interrupts
+    the program immediately. Signals that were ignored before are still ignored. Outside the main
+    thread, which alone receives signals, nothing changes."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None  # number of the received signal
+        self._time = 0.0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if self.signal is None:
+            self.signal, self._time = number, time.monotonic()
+        elif time.monotonic() - self._time > SECOND_SIGNAL:
+            raise Interrupted(self.signal)

@@ -8,23 +8,13 @@ from typing import Any
 import pytest
 import torch
 from lm.training.runs import Recorder, metrics, tensors
-from lm.training.toy import small_config, write_corpus
+from lm.training.toy import SGD, small_config, write_corpus
 
-from hstree.lm.config import ConfigError
 from hstree.lm.data import load_corpus
 from hstree.lm.model import cpu_has_lstm
-from hstree.lm.report import Reporter
 from hstree.lm.run import load_run
 from hstree.lm.train import evaluate, resume, train
 
-SGD = {
-    "optimizer": "sgd",
-    "learning_rate": 3.0,
-    "head_learning_rate_factor": 1.0,
-    "clip": 0.25,
-    "schedule": "constant",
-    "warmup": 0,
-}
 EXACT = {"dropout": 0.0, "dropout_input": 0.0, "dropout_hidden": 0.0, "epochs": 1}
 HEADS: dict[str, dict[str, Any]] = {
     "softmax": {"alpha": 1.0, "beta": 1.0},
@@ -44,16 +34,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pictures, which take longer than these trainings."""
     monkeypatch.setattr("hstree.lm.train.learning_curve", lambda *_: b"")
-
-
-class Messages(Reporter):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.texts.append(text)
 
 
 def losses(data: Path, run: Path, **changes: Any) -> list[float]:
@@ -89,13 +69,6 @@ def test_parts_without_a_target(tokens: int, tmp_path: Path) -> None:
         assert parts == pytest.approx(whole, rel=1e-5)
 
 
-@pytest.mark.parametrize("parts", [3, 16])
-def test_parts_must_divide_the_batch(parts: int, data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--accumulate: .*8.*got " + str(parts)):
-        train(small_config(data, tmp_path / "run", accumulate=parts))
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("name", HEADS)
 def test_bfloat16_learns(name: str, data: Path, tmp_path: Path) -> None:
     changes = HEADS[name] | {"epochs": 6}
@@ -125,12 +98,12 @@ def test_an_lstm_in_float32_is_said_at_the_start_and_on_resumption(
             monkeypatch.setattr(f"hstree.lm.{module}.cpu_has_lstm", lambda _, has=has_lstm: has)
         if has_lstm and not cpu_has_lstm(torch.bfloat16):
             continue
-        messages = Messages()
+        recorder = Recorder()
         if not run.exists():
-            train(small_config(data, run, epochs=epochs, precision="bfloat16"), messages)
+            train(small_config(data, run, epochs=epochs, precision="bfloat16"), recorder)
         else:
-            resume(run, messages, epochs=epochs)
-        assert sum(said in text for text in messages.texts) == (not has_lstm)
+            resume(run, recorder, epochs=epochs)
+        assert sum(said in text for text in recorder.messages) == (not has_lstm)
 
 
 @pytest.mark.slow
