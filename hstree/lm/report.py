@@ -673,6 +673,7 @@ def print_tables(tables: Iterable[Table], notes: Iterable[str] = ()) -> None:
 
 def _print_table(content: Table, width: int) -> None:
     from rich import box, table
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.measure import Measurement
     from rich.text import Text
@@ -685,14 +686,18 @@ def _print_table(content: Table, width: int) -> None:
             padding=(0, 1, 0, 0),
             pad_edge=False,
         )
-        for heading, right in ((content.header[i], content.right[i]) for i in columns):
-            words = heading.split() if right else [heading]  # numbers are narrow: a word a line
-            lines = [line for word in words for line in textwrap.wrap(word, _NARROW)]
+        for i in columns:
+            right, heading = content.right[i], [visible(content.header[i])]
+            if right:  # numbers are narrow: a word a line
+                heading = [w for word in heading[0].split() for w in textwrap.wrap(word, _NARROW)]
+            cells = [visible(row[i]) for row in content.rows]
+            longest = max(map(cell_len, heading + cells), default=0)
             part.add_column(
-                Text("\n".join(lines) if right else visible(heading)),
+                Text("\n".join(heading)),
                 justify="right" if right else "left",
                 no_wrap=right,
                 overflow="fold",
+                min_width=longest if right else min(longest, _NARROW),
                 max_width=None if right else broad,
             )
         for row in content.rows:

@@ -590,11 +590,10 @@ class RunResults:
         """Median over the epochs, training only."""
         return statistics.median(e.tokens_per_second for e in self.epochs) if self.epochs else None
 
-    @cached_property
-    def origin(self) -> str | None:
-        """For a run that was fine-tuned, the settings of the run from which it started, and of
-        those before it, as JSON without their folders and seeds; for one that no longer exists the
-        name of its folder. None for other runs."""
+    def compared_settings(self) -> dict[str, Any]:
+        """The settings that two runs of a group must share: ``model_settings``. Instead of the run
+        from which this one was fine-tuned, those of that run, and of the runs before it, without
+        their folders and seeds; the name of its folder if it no longer exists."""
         chain: list[Any] = []
         seen: set[str] = set()
         name = self.config.finetune
@@ -605,15 +604,9 @@ class RunResults:
             except CheckpointError:
                 chain.append(name)
                 break
-            chain.append({k: v for k, v in model_settings(config).items() if k != "finetune"})
+            chain.append(model_settings(config) | {"finetune": None})
             name = config.finetune
-        return json.dumps(chain, sort_keys=True) if chain else None
-
-    def compared_settings(self) -> dict[str, Any]:
-        """The settings that two runs of a group must share: ``model_settings``; instead of the
-        run from which this one was fine-tuned, that run's settings."""
-        settings = model_settings(self.config)
-        return settings if self.origin is None else settings | {"finetune": self.origin}
+        return model_settings(self.config) | {"finetune": chain or None}
 
 
 def read_run(path: str | os.PathLike[str]) -> RunResults:

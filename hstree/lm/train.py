@@ -314,7 +314,7 @@ class Trainer:
         records: of the finished epochs.
         best: record of the epoch whose weights are kept; epoch 0: before fine-tuning.
         ended: whether fine-tuning has stopped improving.
-        begun: time at which the run, or its resumption, began.
+        start: time at which the run, or its resumption, began.
 
     Raises:
         ValueError: the training text is too small for the batch, averaged SGD does not support the
@@ -599,9 +599,8 @@ class Trainer:
     # Steps
 
     def steps(self) -> Iterator[Step]:
-        """Make one pass over the training text, or the rest of a pass after :meth:`restore`.
-        :meth:`state` can be saved between two steps. Raises TrainingError if the loss is not
-        finite."""
+        """Make one pass over the training text, or the rest of a pass after :meth:`restore`. The
+        state can be saved between two steps. Raises TrainingError if the loss is not finite."""
         config, position = self.config, self.position
         if not self.in_epoch:
             self.in_epoch = True

@@ -78,11 +78,11 @@ def test_fine_tuned_runs_are_known_by_the_settings_of_their_origin(tmp_path: Pat
     distinct = [tuned[name] for name in ("first-1", "second-1", "third-1", "tuned-other")]
     assert all(a != b for i, a in enumerate(distinct) for b in distinct[:i])
     gone = write_run(tmp_path / "orphan", finetune=str(tmp_path / "gone"))
-    assert "gone" in str(read_run(gone).origin)
+    assert "gone" in str(read_run(gone).compared_settings()["finetune"])
     gone = write_run(tmp_path / "damaged", finetune="x" * 300)
-    assert "xxx" in str(read_run(gone).origin)
+    assert "xxx" in str(read_run(gone).compared_settings()["finetune"])
     itself = write_run(tmp_path / "itself", finetune=str(tmp_path / "itself"))
-    assert read_run(itself).origin is not None
+    assert read_run(itself).compared_settings()["finetune"]
 
 
 @pytest.mark.parametrize(
