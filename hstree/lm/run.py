@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import glob
 import json
 import os
@@ -97,10 +98,6 @@ class CheckpointError(ValueError):
 def lock_folder(folder: Path) -> int | None:
     """A file descriptor that holds the lock of a folder, even if the folder is renamed; None where
     locks are not available. Raises BlockingIOError if another process holds the lock."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return None
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1302,11 +1302,7 @@ class Processes:
 
     def from_main(self, value: _Value) -> _Value:
         """The value of the first process."""
-        if self.size == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0, device=self.device)
-        return box[0]
+        return self.gather(value)[0]
 
     def gather(self, value: _Value) -> list[_Value]:
         """The values of all processes, by rank; tensors must be on the CPU."""

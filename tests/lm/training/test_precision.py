@@ -53,22 +53,6 @@ def test_accumulated_steps_are_the_same(name: str, data: Path, tmp_path: Path) -
         assert losses(data, run, **changes, accumulate=parts) == pytest.approx(whole, rel=1e-5)
 
 
-@pytest.mark.parametrize("tokens", [8, 9, 12, 16, 17])
-def test_parts_without_a_target(tokens: int, tmp_path: Path) -> None:
-    """Texts so short that whole streams are padding."""
-    data = tmp_path / "data"
-    data.mkdir()
-    for split in ("train", "valid", "test"):
-        (data / f"{split}.txt").write_text(" ".join("abcdefghijklmnopqrst"[:tokens]) + "\n")
-    changes = SGD | EXACT | {"epochs": 3, "clip": 0.0, "learning_rate": 0.5}
-    for penalty in (0.0, 1.0):
-        changes |= {"alpha": penalty, "beta": penalty}
-        whole = losses(data, tmp_path / f"whole-{penalty}", **changes)
-        assert whole[-1] < whole[0]
-        parts = losses(data, tmp_path / f"parts-{penalty}", **changes, accumulate=8)
-        assert parts == pytest.approx(whole, rel=1e-5)
-
-
 @pytest.mark.parametrize("name", HEADS)
 def test_bfloat16_learns(name: str, data: Path, tmp_path: Path) -> None:
     changes = HEADS[name] | {"epochs": 6}
