@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hstree.trees import random_tree
-
 pytestmark = pytest.mark.slow
 BARE = """
 import sys
@@ -40,7 +38,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "learning curve:  needs matplotlib: pip install 'hstree[lm]'" in shown.stdout
     assert not (folder / "run" / "learning_curve.png").exists()
     assert (folder / "run" / "model.safetensors").exists()
-    random_tree(10, seed=0).save(folder / "tree.safetensors")
+    trees = SMALL.replace("softmax", "trees")
+    assert hstree(f"train --data text.txt --run trees {trees}", folder).returncode == 0
     return folder
 
 
@@ -55,7 +54,7 @@ def test_tables_are_markdown(trained: Path) -> None:
     ("arguments", "what"),
     [
         ("analyze rank run", "rank"),
-        ("tree draw tree.safetensors", "a picture"),
+        ("tree draw trees", "a picture"),
         ("experiment jacobian", "jacobian"),
     ],
 )
