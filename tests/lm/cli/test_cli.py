@@ -24,7 +24,7 @@ from hstree.heads import head_names
 from hstree.heads.functions import Function
 from hstree.lm.config import TrainConfig
 from hstree.lm.data import Vocabulary
-from hstree.lm.run import load_run, read_epochs, read_run
+from hstree.lm.run import load_run, read_epochs
 from hstree.trees import Tree
 
 SMALL = [
@@ -157,23 +157,6 @@ def test_train_on_a_text_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(arguments) == 0
     assert main(["evaluate", str(run)]) == 0
     assert "story.txt" in capsys.readouterr().out
-
-
-def test_text_from_a_pipe(elsewhere: Path) -> None:
-    """Of real processes, whose standard input it is; a run keeps its name."""
-    text = "The cat saw the dog. The dog, too, saw the cat!\n" * 80
-
-    def hstree(*arguments: str) -> str:
-        command = [sys.executable, "-m", "hstree", *arguments]
-        run = subprocess.run(command, input=text, capture_output=True, text=True, cwd=elsewhere)
-        assert run.returncode == 0, run.stderr
-        return run.stdout
-
-    hstree("train", "--data", "/dev/stdin", "--run", "run", "--head", "softmax", *SMALL)
-    assert json.loads(Path("run/config.json").read_text())["data"] == "/dev/stdin"
-    own = json.loads(hstree("evaluate", "run", "--json"))
-    assert own["test"]["perplexity"] == read_run("run").test_perplexity
-    assert "epoch 3/3" in hstree("train", "--resume", "run", "--epochs", "3")
 
 
 @pytest.mark.parametrize("recipe", ["cluster", "huffman", "random"])
