@@ -60,7 +60,7 @@ __all__ = [
     "tokenize",
 ]
 
-_Any = TypeVar("_Any")
+_Text = TypeVar("_Text")
 
 # Words: the rules by which a text that is not tokenized already is split, and their reverse.
 
@@ -330,6 +330,10 @@ class Tokenizer:
         """Tokens of each line, without its line end."""
         raise NotImplementedError
 
+    def split(self, line: str) -> list[str]:
+        """Tokens of one line."""
+        return self.split_batch([line])[0]
+
     def join(self, tokens: Iterable[str]) -> str:
         """Readable text; each ``<eos>`` ends a line."""
         return detokenize(tokens)
@@ -389,7 +393,7 @@ class Subwords(Tokenizer):
         if len(self._ids) != len(self._words):
             raise ValueError("not a usable tokenizer: two of its tokens have the same name")
         for character in _FOREIGN:
-            text = self.join(*self.split_batch([character]))
+            text = self.join(self.split(character))
             if not text or "\ufffd" in text:
                 raise ValueError(
                     f"not a usable tokenizer: it leaves out characters such as {character!r}; "
@@ -533,15 +537,18 @@ class Source(NamedTuple):
     fingerprint: str
 
 
-def _needed(found: Mapping[str, _Any], title: str, held_out: bool) -> dict[str, _Any]:
+def _needed(
+    found: Mapping[str, _Text], title: str, held_out: bool, suffix: str = ""
+) -> dict[str, _Text]:
     """The parts to read. Raises ValueError if one is missing; for scoring one suffices."""
     needed = HELD_OUT if held_out else SPLITS
     chosen = {split: found[split] for split in needed if split in found}
     if not chosen or (len(chosen) < len(needed) and not held_out):
-        missing = ", ".join(split for split in needed if split not in found)
+        expected = (" or " if held_out else ", ").join(split + suffix for split in needed)
+        missing = ", ".join(split + suffix for split in needed if split not in found)
         raise ValueError(
-            f"{title}: expected the parts {(' or ' if held_out else ', ').join(needed)}, such as "
-            f"{needed[0]}.txt, missing {missing}; there are {', '.join(found) or 'none'}"
+            f"{title}: expected the parts {expected}, missing {missing}; "
+            f"there are {', '.join(found) or 'none'}"
         )
     return chosen
 
@@ -955,8 +962,8 @@ def _write_entry(source: Source, recipe: Recipe, content: str, file: Path) -> No
     if isinstance(tokenizer, str):
         first = next(iter(source.parts.values()))  # train, or the whole text
         share = TRAIN_SHARE if WHOLE in source.parts else 1.0
-        pieces = _followed(first.pieces(share), "learning byte-pair encoding", first.size)
-        tokenizer = learn_bpe(pieces, recipe.max_vocabulary)
+        batches = _batches(first.pieces(share), "learning byte-pair encoding", first.size)
+        tokenizer = learn_bpe(chain.from_iterable(batches), recipe.max_vocabulary)
     index: dict[str, int] = {}  # words in order of first appearance: a text is tokenized once
     with tempfile.TemporaryFile(dir=file.parent) as numbers:
         sizes, lengths = {}, {}
@@ -1011,8 +1018,7 @@ def _write_part(
     size = characters = n_bytes = 0
     any_words = is_open = False
     last: str | None = None  # word of the line
-    end = [""]  # after the last line, which may not end itself
-    for pieces in _batches(chain(_followed(part.pieces(1.0), "tokenizing", part.size), end)):
+    for pieces in _batches(part.pieces(1.0), "tokenizing", part.size):
         ids = array("i")
         for piece, words in zip(pieces, tokenizer.split_batch(pieces), strict=True):
             ids.extend([index.setdefault(word, len(index)) for word in words])
@@ -1020,7 +1026,7 @@ def _write_part(
             n_bytes += len(piece.encode())
             last = words[-1] if words else last
             any_words = any_words or last is not None
-            if piece.endswith("\n") or (is_open and not piece):
+            if piece.endswith("\n") or (is_open and not piece):  # the last line may not end
                 if last != END and (last is not None or tokenizer.keeps_empty_lines):
                     ids.append(index.setdefault(END, len(index)))
                 last = None
@@ -1043,34 +1049,27 @@ def _cut(name: str, total: int) -> dict[str, int]:
     return sizes
 
 
-def _batches(pieces: Iterable[str]) -> Iterator[list[str]]:
-    """Pieces in batches large enough for a call of the tokenizer and small enough for memory."""
+def _batches(pieces: Iterable[str], description: str, size: int) -> Iterator[list[str]]:
+    """Pieces in batches large enough for a call of the tokenizer and small enough for memory, and
+    at last an empty piece."""
     batch: list[str] = []
     characters = 0
-    for piece in pieces:
-        batch.append(piece)
-        characters += len(piece)
-        if characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
-
-
-def _followed(pieces: Iterable[str], description: str, size: int) -> Iterator[str]:
-    task = Task(description, size)
-    with closing(task):
+    with closing(Task(description, size)) as task:
         for piece in pieces:
-            yield piece
-            task.advance(len(piece))
+            batch.append(piece)
+            characters += len(piece)
+            if characters >= _BATCH_CHARACTERS:
+                yield batch
+                task.advance(characters)
+                batch, characters = [], 0
+        yield [*batch, ""]
 
 
 def _blocks(file: BinaryIO, n_tokens: int) -> Iterator[npt.NDArray[np.int32]]:
     """The first numbers of a file, in blocks."""
     file.seek(0)
     for start in range(0, n_tokens, _BLOCK_TOKENS):
-        length = min(_BLOCK_TOKENS, n_tokens - start)
-        yield np.frombuffer(file.read(length * TOKEN_TYPE.itemsize), TOKEN_TYPE)
+        yield np.fromfile(file, TOKEN_TYPE, min(_BLOCK_TOKENS, n_tokens - start))
 
 
 # Corpora as streams of class ids, and what heads are built from.
@@ -1271,7 +1270,7 @@ def _source(
         return _file_source(place.name, {TEXT if held_out else WHOLE: place})
     if not place.is_dir():
         raise ValueError(f"{place}: expected a file or a folder")
-    return _file_source(place.resolve().name, _needed(files, str(place), held_out))
+    return _file_source(place.resolve().name, _needed(files, str(place), held_out, ".txt"))
 
 
 # Token streams as batches for truncated backpropagation through time.

@@ -160,7 +160,7 @@ def test_a_folder_with_nothing_to_score(
 ) -> None:
     (tmp_path / "train.txt").write_text("the cat\n")
     error = fails(capsys, runs / "softmax", "--data", str(tmp_path))
-    assert "expected the parts valid or test, such as valid.txt, missing valid, test" in error
+    assert "expected the parts valid.txt or test.txt, missing valid.txt, test.txt" in error
 
 
 def test_a_run_on_a_file_splits_any_text_into_words(

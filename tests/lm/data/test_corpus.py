@@ -146,7 +146,7 @@ def test_held_out_parts(folder: Path) -> None:
     assert alone.parts["text"].tolist() == text.parts["test"].tolist()
     assert alone.lengths == {"text": (13, 13)}
     (folder / "test.txt").unlink()
-    with pytest.raises(ValueError, match=r"tiny: expected the parts valid or test, .* are none"):
+    with pytest.raises(ValueError, match=r"tiny: .* valid.txt or test.txt, .* are none"):
         load_held_out(folder, **options)
 
 
@@ -184,8 +184,8 @@ def test_bad_places(folder: Path, tmp_path: Path) -> None:
     (folder / "valid.txt").unlink()
     (folder / "test.txt").unlink()
     message = (
-        r"tiny: expected the parts train, valid, test, such as train.txt, "
-        r"missing valid, test; there are train"
+        r"tiny: expected the parts train.txt, valid.txt, test.txt, "
+        r"missing valid.txt, test.txt; there are train"
     )
     with pytest.raises(ValueError, match=message):
         load_corpus(folder)

@@ -48,11 +48,6 @@ def bpe() -> Subwords:
     return learn_bpe(iter(TEXT), 300)
 
 
-def split(tokenizer: Tokenizer, line: str) -> list[str]:
-    (tokens,) = tokenizer.split_batch([line])
-    return tokens
-
-
 def test_words_and_white_space() -> None:
     line = "Don't SPLIT  this(yet).\n"
     expected = {Words: tokenize(line), WhiteSpace: ["Don't", "SPLIT", "this(yet)."]}
@@ -67,7 +62,7 @@ def test_words_and_white_space() -> None:
 @pytest.mark.parametrize("line", [*TEXT[:4], *ODD])
 def test_no_text_is_lost(bpe: Subwords, line: str) -> None:
     text = line.removesuffix("\n")
-    tokens = split(bpe, line)
+    tokens = bpe.split(line)
     assert bpe.join(tokens) == text
     assert bpe.join([*tokens, "<eos>", *tokens]) == f"{text}\n{text}"
     assert not {"<unk>", "<eos>"} & set(tokens)
@@ -76,10 +71,10 @@ def test_no_text_is_lost(bpe: Subwords, line: str) -> None:
 
 def test_byte_pairs(bpe: Subwords) -> None:
     """Frequent words are merged; batches are single lines; learning is deterministic."""
-    assert split(bpe, "on the cats") == ["on", "Ġthe", "Ġcats"]
-    assert len(split(bpe, "zqzq")) == 4
-    assert split(bpe, "the\r\n") == split(bpe, "the\n") == split(bpe, "the")
-    assert bpe.split_batch([*TEXT, *ODD]) == [split(bpe, line) for line in [*TEXT, *ODD]]
+    assert bpe.split("on the cats") == ["on", "Ġthe", "Ġcats"]
+    assert len(bpe.split("zqzq")) == 4
+    assert bpe.split("the\r\n") == bpe.split("the\n") == bpe.split("the")
+    assert bpe.split_batch([*TEXT, *ODD]) == [bpe.split(line) for line in [*TEXT, *ODD]]
     assert bpe.join(["the", "<unk>", "Ġcats", "<eos>"]) == "the<unk> cats\n"
     assert learn_bpe(TEXT, 300).data == bpe.data
     assert learn_bpe(TEXT, 290).data != bpe.data
@@ -107,8 +102,8 @@ def word_level(words: list[str], **kinds: Any) -> Any:
 
 def test_tokens_that_hold_white_space_have_a_name() -> None:
     subwords = Subwords(word_level(["<unk>", "a", "b c", "\n", ""]))
-    assert split(subwords, "a|b c|d") == ["a", "<token:2>", "<unk>"]
-    assert subwords.join(split(subwords, "b c|a")) == "b c a"
+    assert subwords.split("a|b c|d") == ["a", "<token:2>", "<unk>"]
+    assert subwords.join(subwords.split("b c|a")) == "b c a"
     with pytest.raises(ValueError, match="two of its tokens have the same name"):
         Subwords(word_level(["<unk>", "<token:2>", "b c"]))
 
@@ -122,7 +117,7 @@ def test_nothing_is_added_cut_or_padded() -> None:
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=8)
     assert tokenizer.encode("a").tokens[:2] == ["[CLS]", "a"]
-    assert split(Subwords(tokenizer), "a|a|a|a|b") == ["a", "a", "a", "a", "<unk>"]
+    assert Subwords(tokenizer).split("a|a|a|a|b") == ["a", "a", "a", "a", "<unk>"]
     assert len(tokenizer.encode("a|a|a|a|b").ids) == 8  # that of the user is as it was
 
 
