@@ -19,7 +19,9 @@ from hstree.heads import Head, HeadOutput
 
 __all__ = [
     "AWDLSTM",
+    "BackboneOutput",
     "LanguageModel",
+    "LanguageModelOutput",
     "State",
     "activation_penalty",
     "detach",
@@ -41,6 +43,12 @@ class BackboneOutput(NamedTuple):
         state: state after the last word, attached to the graph; see :func:`detach`.
         raw: output of the last layer before dropout, [time, B, context_size].
         dropped: output of the last layer after dropout, [time, B, context_size].
+
+    Example:
+        >>> import torch
+        >>> from hstree.lm.model import AWDLSTM
+        >>> AWDLSTM(100, 8, 16)(torch.randint(100, (5, 2))).hidden.shape
+        torch.Size([5, 2, 16])
     """
 
     hidden: Tensor
@@ -324,6 +332,13 @@ class LanguageModelOutput(NamedTuple):
         head: result of the head: ``output``, log P of each target [time, B], and ``loss``.
         state: state after the last word, attached to the graph; see :func:`detach`.
         backbone: result of the backbone: the input of the head and of :func:`activation_penalty`.
+
+    Example:
+        >>> import torch, hstree
+        >>> from hstree.lm.model import AWDLSTM, LanguageModel
+        >>> model = LanguageModel(AWDLSTM(100, 8, 16), hstree.Softmax(16, 100))
+        >>> model(torch.randint(100, (5, 2)), torch.randint(100, (5, 2))).head.output.shape
+        torch.Size([5, 2])
     """
 
     head: HeadOutput

@@ -83,8 +83,9 @@ def test_second_load_maps_the_stored_ids(cache: Path, text: Path, split_lines: l
             assert not part.flags.writeable
     (stored,) = files(cache, "ids")
     assert stored.stat().st_size == 4 * sum(map(len, ids(first)))
-    changed = Vocabulary(["<eos>", "<unk>", "cat"], [1, 2, 3])
-    assert max(load_corpus(text, vocabulary=changed).train) == 2
+    words, counts = first.vocabulary.words, first.vocabulary.frequencies
+    changed = load_corpus(text, vocabulary=Vocabulary(words[::-1], counts[::-1]))
+    assert changed.train.tolist() == (len(words) - 1 - first.train).tolist()
     assert len(files(cache, "ids")) == 2
 
 

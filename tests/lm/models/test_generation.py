@@ -118,7 +118,8 @@ def test_a_class_is_avoided(model: LanguageModel) -> None:
     prob = next_probabilities(model, 1)
     assert prob[4] > 0.3
     assert any(4 in sample for sample in generate(model, [1], 30, 3))
-    assert not any(4 in sample for sample in generate(model, [1], 30, 3, avoid=4))
+    for top_k in (None, V):
+        assert not any(4 in each for each in generate(model, [1], 30, 3, avoid=4, top_k=top_k))
     prob[4] = 0.0
     known = prob / prob.sum()
     check_shares(torch.tensor(generate(model, [1], 1, DRAWS, avoid=4)).flatten(), known)

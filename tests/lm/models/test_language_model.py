@@ -36,9 +36,9 @@ def test_forward_is_backbone_and_head(model: LanguageModel) -> None:
 
 
 def test_a_tied_weight_is_one_parameter_whose_rows_stay() -> None:
-    """The dropout of words is of the input alone."""
+    """The dropout of words is of the input alone; the head reads what the others leave."""
     torch.manual_seed(6)
-    backbone = AWDLSTM(V, 7, 7, dropout_embedding=0.5)
+    backbone = AWDLSTM(V, 7, 7, dropout=0.3, dropout_embedding=0.5)
     model = LanguageModel(backbone, Softmax(7, V, embedding=backbone.embedding)).train()
     own, shared = (list(module.parameters()) for module in (model, backbone))
     assert sum(p.numel() for p in own) == sum(p.numel() for p in shared) + V
