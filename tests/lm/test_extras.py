@@ -26,6 +26,17 @@ def test_tables_are_markdown_and_a_picture_names_the_extra(tmp_path: Path) -> No
         assert done.returncode == (2 if done.stderr else 0)
         return done.stdout, done.stderr
 
+    (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog ran\n" * 60)
+    shown, error = hstree(f"train --data text.txt --run run {SMALL}")
+    assert error == ""
+    assert "learning curve:  needs matplotlib: pip install 'hstree[lm]'" in shown
+    assert not (tmp_path / "run" / "learning_curve.png").exists()
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    hstree(f"train --data text.txt --run trees {SMALL.replace('softmax', 'trees')}")
+    shown, error = hstree("compare run")
+    assert error == ""
+    assert "| ---" in shown
+    for arguments, what in [
         ("analyze rank run", "rank"),
         ("tree draw trees", "a picture"),
         ("experiment jacobian", "jacobian"),
