@@ -83,7 +83,7 @@ class TrainConfig:
 
     data: str | None = None
     """folder with train.txt, valid.txt and test.txt (words separated by spaces); one UTF-8 text
-    file, or a pipe; a .jsonl, .csv, .parquet or compressed file, or a folder of such files;
+    file; a .jsonl, .csv, .parquet or compressed file, or a folder of such files;
     hf:NAME[:CONFIG], a dataset of the Hugging Face hub (default: the docstrings and help topics of
     this Python installation)"""
     column: str | None = None
@@ -491,7 +491,7 @@ def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _absolute(path: str | None) -> str | None:
-    """An absolute path; a dataset of the hub and a pipe keep their names."""
+    """An absolute path; that of a dataset of the hub stays as it is."""
     if path is None or path.startswith("hf:") or Path(path).is_fifo():
         return path
     return os.path.realpath(path)

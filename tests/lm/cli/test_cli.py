@@ -23,7 +23,7 @@ from hstree.__main__ import main
 from hstree.heads import head_names
 from hstree.heads.functions import Function
 from hstree.lm.config import TrainConfig
-from hstree.lm.run import load_run, read_epochs, read_run
+from hstree.lm.run import load_run, read_epochs
 
 SMALL = [
     *("--embedding-size", "12", "--hidden-size", "16", "--dropout", "0.1"),
@@ -97,23 +97,6 @@ def test_every_head_trains_evaluates_and_generates(
     captured = capsys.readouterr()
     assert captured.out.count("the") >= 2
     assert re.fullmatch(r"hstree: [\d,]+ tokens/s\n", captured.err)
-
-
-def test_text_from_a_pipe(elsewhere: Path) -> None:
-    """Of real processes, whose standard input it is; a run keeps its name."""
-    text = "The cat saw the dog. The dog, too, saw the cat!\n" * 80
-
-    def hstree(*arguments: str) -> str:
-        command = [sys.executable, "-m", "hstree", *arguments]
-        run = subprocess.run(command, input=text, capture_output=True, text=True, cwd=elsewhere)
-        assert run.returncode == 0, run.stderr
-        return run.stdout
-
-    hstree("train", "--data", "/dev/stdin", "--run", "run", "--head", "softmax", *SMALL)
-    assert json.loads(Path("run/config.json").read_text())["data"] == "/dev/stdin"
-    own = json.loads(hstree("evaluate", "run", "--json"))
-    assert own["test"]["perplexity"] == read_run("run").test_perplexity
-    assert "epoch 3/3" in hstree("train", "--resume", "run", "--epochs", "3")
 
 
 def test_trees_of_a_run(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

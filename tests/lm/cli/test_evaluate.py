@@ -121,7 +121,7 @@ def test_nothing_to_score(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "train.txt").write_text("the cat\n")
     command = ["evaluate", str(runs / "softmax"), "--data"]
     error = fails(capsys, *command, str(tmp_path))
-    assert "expected valid.txt or test.txt in this folder" in error
+    assert "expected the parts valid.txt or test.txt, missing valid.txt, test.txt" in error
     assert "no such" in fails(capsys, *command, str(tmp_path / "absent"))
 
 
