@@ -184,10 +184,6 @@ class _Sparse(_GroupLogProb):
     """Row-sparse gradients of weight and bias."""
 
     @staticmethod
-    def forward(*inputs: Any) -> Any:
-        return torch.ops.hstree.group_log_prob.default(*inputs)
-
-    @staticmethod
     def backward(ctx: Any, grad_log_prob: Tensor | None, *_: Any) -> Any:
         if grad_log_prob is None:
             return (None,) * 8
