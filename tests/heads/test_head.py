@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from heads.support import FREQUENCIES, HEADS, PIECES, SOME, D, V, draw, draw_targets, make
 from hstree.heads import (
-    FlatHead,
     Head,
     Softmax,
     build_head,
@@ -83,6 +82,29 @@ def test_probabilities(kind: str, device: torch.device) -> None:
     assert torch.equal(classes.sort().values, torch.arange(V, device=device).expand(40, V))
     values, classes = head.topk(hidden, 1)
     assert torch.equal(classes[:, 0], head.predict(hidden))
+
+
+@every_head
+def test_scores(kind: str, device: torch.device) -> None:
+    """Logits of heads with one softmax, on the scale of the head; a sentence for all others."""
+    head, hidden = make(kind, device), draw(2, 3, D).to(device)
+    if not head.has_normalizer:
+        with pytest.raises(NotImplementedError, match=f"scores: {type(head).__name__} has no"):
+            head.scores(hidden)
+        return
+    scores = head.scores(hidden)
+    assert (scores.shape, scores.dtype) == ((2, 3, V), torch.float32)
+    torch.testing.assert_close(scores.log_softmax(-1), head.log_prob(hidden))
+    if kind.startswith(("softmax", "sampled")):
+        weight: Any = head.weight
+        expected = F.linear(hidden, weight, head.bias)
+        if "capped" in kind:
+            expected = 40.0 * (0.7 * expected / 40.0).tanh()
+        torch.testing.assert_close(scores, expected)
+    target = draw_targets(2, 3).to(device)
+    chosen = scores.gather(-1, target[..., None])[..., 0]
+    got = head.target_score(head.encoded_rows(hidden), target.flatten()).view(2, 3)
+    torch.testing.assert_close(got, chosen)
 
 
 @every_head
@@ -655,7 +677,7 @@ def test_build_head(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in head_names() if issubclass(head_class(name), FlatHead)]
+    "name", [name for name in head_names() if issubclass(head_class(name), Softmax)]
 )
 def test_bias_start(name: str) -> None:
     """Zero on request, also after a reset; nothing else changes."""
@@ -678,7 +700,7 @@ def test_bias_start(name: str) -> None:
     assert heads[1].bias.any()
     for bad in ("Zero", None, 0):
         with pytest.raises(
-            ValueError, match=f"bias_start: expected 'unigram' or 'zero', got {bad!r}"
+            ValueError, match=f"bias_start: expected one of unigram, zero, got {bad!r}"
         ):
             build_head(name, D, V, frequencies=counts_of_text(), bias_start=bad, **options)
 
@@ -698,7 +720,7 @@ def test_build_head_tied() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
 @pytest.mark.parametrize(
     "kind",  # slow, for every head: test_life.py
-    ["softmax", "trees, leaves"],
+    ["softmax", "trees, groups"],
 )
 def test_compile(kind: str) -> None:
     """One graph, two batch sizes: loss and gradients."""

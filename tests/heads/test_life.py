@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from heads.support import HEADS, SOME, D, V, draw, draw_targets, make, randomise
 from hstree.heads import Head, HeadOutput, Softmax, TreeEnsemble, load_head
-from hstree.heads.tables import EXTRA_STATE, Tables
+from hstree.heads.state import EXTRA_STATE, Tables
 
 every_head = pytest.mark.parametrize("kind", HEADS)
 some_heads = pytest.mark.parametrize("kind", SOME)
@@ -217,7 +217,7 @@ def test_inference_mode_leaves_no_trace(kind: str, use: Callable[..., Any]) -> N
     assert grads[0]
 
 
-@pytest.mark.parametrize("kind", ["trees", "trees, wide, subset, context", "softmax"])
+@pytest.mark.parametrize("kind", ["trees", "trees, subset", "softmax"])
 def test_made_in_inference_mode(kind: str) -> None:
     """It computes there; in training torch says what is wrong."""
     hidden, target = draw(6, D), draw_targets(6)
@@ -323,7 +323,7 @@ class Uses(nn.Module):
 
 
 USES = ("loss", "log_prob", "topk", "predict")
-QUICK = ("softmax", "trees", "trees, leaves")
+QUICK = ("softmax", "trees", "trees, groups")
 
 
 def exported(module: Uses) -> torch.export.ExportedProgram:
@@ -388,7 +388,7 @@ def run_cold(kinds: Iterable[str], use: str, backend: str) -> None:
 @pytest.mark.slow
 def test_cold_compile() -> None:
     """The first call of a process is a compiled one."""
-    run_cold(["trees, wide, subset, context"], "log_prob", "aot_eager")
+    run_cold(["trees, subset"], "log_prob", "aot_eager")
 
 
 @pytest.mark.slow
@@ -405,7 +405,7 @@ def test_cold_compile_of_every_head(use: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["trees, wide, subset, context", "trees, leaves", "softmax"])
+@pytest.mark.parametrize("kind", ["trees, subset", "trees, groups", "softmax"])
 def test_cold_inductor(kind: str) -> None:
     """Loss and gradients of generated code."""
     run_cold([kind], "loss", "inductor")

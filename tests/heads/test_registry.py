@@ -29,7 +29,7 @@ from hstree.heads import (
     register_head,
 )
 from hstree.heads import registry as module
-from hstree.heads.tables import Tables
+from hstree.heads.state import Tables
 
 
 def test_names() -> None:
@@ -136,13 +136,13 @@ OUT_OF_RANGE: list[tuple[str, str, Any, float]] = [
     ("mixtape", "own", 3, V),
     ("mixtape", "own", 3, -1),
     ("mixtape", "own", 3, int(ORDER[4])),
-    ("trees, leaves", "feature_index", (1, 5), D),
-    ("trees, leaves", "feature_index", (1, 0), -1),
-    ("trees, leaves", "feature_index", (1, 4), 0),
+    ("trees, groups", "feature_index", (1, 5), D),
+    ("trees, groups", "feature_index", (1, 0), -1),
+    ("trees, groups", "feature_index", (1, 4), 0),
     ("screened", "rotation", (1, 2), torch.inf),
     ("screened", "rotation_bias", 1, torch.nan),
-    ("screened", "scale", 3, torch.nan),
-    ("screened", "scale", 3, -1.0),
+    ("screened", "row_scale", 3, torch.nan),
+    ("screened", "row_scale", 3, -1.0),
     ("screened", "offset", 3, torch.inf),
     ("screened", "offset", 3, torch.nan),
     ("screened", "offset", -1, 5.0),

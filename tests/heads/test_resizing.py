@@ -19,7 +19,6 @@ from hstree.heads import (
     Softmax,
     load_head,
 )
-from hstree.heads.flat import FlatHead
 from hstree.trees import build_ensemble
 
 from .support import (
@@ -142,14 +141,14 @@ def test_new_rows_are_the_mean() -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_components_are_renormalised(kind: str, size: int) -> None:
     head, x = make(kind).double().eval(), hidden()
-    assert isinstance(head, FlatHead)
+    assert isinstance(head, Softmax)
     made, kept = head.resized(size), min(size, V)
     latent, log_prior = head.components(head.encode(x))
     assert torch.equal(made.components(made.encode(x))[1], log_prior)
     for k in range(latent.shape[1]):
         torch.testing.assert_close(
-            renormalised(made.component_log_prob(latent[:, k]), kept),
-            renormalised(head.component_log_prob(latent[:, k]), kept),
+            renormalised(made.component_scores(latent[:, k]).log_softmax(1), kept),
+            renormalised(head.component_scores(latent[:, k]).log_softmax(1), kept),
             **CLOSE,
         )
 

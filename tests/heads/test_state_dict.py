@@ -31,7 +31,7 @@ from hstree.heads import (
     TreeEnsemble,
     load_head,
 )
-from hstree.heads.tables import EXTRA_STATE
+from hstree.heads.state import EXTRA_STATE
 from hstree.trees import build_ensemble
 
 every_head = pytest.mark.parametrize("kind", HEADS)
@@ -40,7 +40,7 @@ MANY = 5000  # neighbours of numbers above 2,048 are the same in float16
 ENSEMBLE = build_ensemble("huffman", MANY, 2, range(MANY, 0, -1), root=64, leaf=8)
 LARGE: dict[str, Callable[[], Head]] = {
     "trees": lambda: TreeEnsemble(4, MANY, ENSEMBLE),
-    "trees, leaves": lambda: TreeEnsemble(4, MANY, ENSEMBLE, node_vectors="leaves", subset_size=3),
+    "trees, groups": lambda: TreeEnsemble(4, MANY, ENSEMBLE, node_vectors="leaves", subset_size=3),
     "forest": lambda: ForestSoftmax(4, MANY, n_trees=2, clusters=3000),
     "mixtape": lambda: Mixtape(4, MANY, order=torch.arange(MANY - 1, -1, -1)),
     "adaptive": lambda: AdaptiveSoftmax(
