@@ -123,7 +123,7 @@ def test_a_layer_that_the_model_keeps_in_float32(head: str | None, tmp_path: Pat
 
 def trees(model: PreTrainedModel) -> TreeEnsemble:
     vectors = [model.get_output_embeddings().weight.detach().float().numpy()]
-    made = build_ensemble("cluster", V, 2, None, vectors, 3, 8, 4)
+    made = build_ensemble("cluster", V, 2, None, vectors, 3, 8, True)
     head = TreeEnsemble(D, V, made, gate="context", subset_size=8, sparse=True)
     with torch.no_grad():
         for parameter in head.parameters():
@@ -132,10 +132,9 @@ def trees(model: PreTrainedModel) -> TreeEnsemble:
 
 
 def tied_trees(model: PreTrainedModel) -> TreeEnsemble:
-    made = build_ensemble("huffman", V, 2, list(range(1, V + 1)), root=8, leaf=4)
+    made = build_ensemble("huffman", V, 2, list(range(1, V + 1)), clusters=8)
     embedding = model.get_input_embeddings()
-    options: dict[str, Any] = {"node_vectors": "leaves", "subset_size": 8}
-    return TreeEnsemble(D, V, made, embedding=embedding, **options)
+    return TreeEnsemble(D, V, made, embedding=embedding, subset_size=8)
 
 
 def adaptive(model: PreTrainedModel) -> AdaptiveSoftmax:
