@@ -354,14 +354,14 @@ def test_a_damaged_config_names_the_file(damage: str, tmp_path: Path) -> None:
 
 def drop(file: Path) -> None:
     tensors = load_file(file)
-    kept = {name: t.clone() for name, t in tensors.items() if not name.endswith("root_weight")}
+    kept = {name: t.clone() for name, t in tensors.items() if not name.endswith("roots.weight")}
     assert len(kept) == len(tensors) - 1
     save_file(kept, file, {"format": "pt"})
 
 
 def shorten(file: Path) -> None:
     tensors = load_file(file)
-    cut = {n: t[:-1].clone() if n.endswith("root_weight") else t for n, t in tensors.items()}
+    cut = {n: t[:-1].clone() if n.endswith("roots.weight") else t for n, t in tensors.items()}
     save_file(cut, file, {"format": "pt"})
 
 
@@ -376,7 +376,7 @@ def test_damaged_weights_name_the_folder(
 ) -> None:
     OWN["trees"](llama()).save_pretrained(tmp_path, **shards)
     files = sorted(tmp_path.glob("*.safetensors"))
-    file = next(file for file in files if any(n.endswith("root_weight") for n in load_file(file)))
+    file = next(file for file in files if any(n.endswith("roots.weight") for n in load_file(file)))
     damage(file)
     with pytest.raises(OSError if damage is Path.unlink else ValueError) as error:
         from_pretrained(tmp_path)
