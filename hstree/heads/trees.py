@@ -109,11 +109,15 @@ class Roots(nn.Module):
         self.register_parameter("weight", weight)
         self.bias = nn.Parameter(torch.empty(n_trees, clusters))
 
+    def forward(self) -> tuple[Tensor | None, Tensor]:
+        """Weight and bias. Called first by every query, for its forward pre-hooks."""
+        return self.weight, self.bias
+
     def target_log_prob(
         self, hidden: Tensor, target: Tensor, below: Below, rows: Tensor | None
     ) -> Tensor:
         """log P(cluster of each target), [N, T]: hidden [N, D], target [N] from
-        :func:`hstree.ops.mark_targets`, rows from :meth:`Groups.vectors`."""
+        :func:`hstree.ops.mark_targets`, rows from a call of :class:`Groups`."""
         # The marks are indices too: an ignored row, -1, gets child -1, and V a child that does not
         # exist.
         if below.feature_index is not None:
@@ -135,30 +139,31 @@ class Roots(nn.Module):
     def scores(self, hidden: Tensor, below: Below, rows: Tensor | None) -> Tensor:
         """w . h + b of all clusters, [T, N, C], in the dtype of sums: hidden [N, D]."""
         index = below.feature_index
-        n_trees, clusters = self.bias.shape
         if index is None:
+            n_trees, clusters = self.bias.shape
             return self._scores(hidden, below, rows).view(-1, n_trees, clusters).transpose(0, 1)
-        weight = self._vectors(below, rows)
+        own, bias = self()
+        weight = self._with_rows(own, below, rows)
         x = feature_gather(hidden.to(weight.dtype), index).transpose(0, 1)
         weight = weight.float() if is_cast(weight) else weight
-        return batched_product(x.to(weight.dtype), weight, self.bias.to(weight.dtype).unsqueeze(1))
+        return batched_product(x.to(weight.dtype), weight, bias.to(weight.dtype).unsqueeze(1))
 
     def _scores(self, hidden: Tensor, below: Below, rows: Tensor | None) -> Tensor:
         """The same of trees that read all features, [N, T C]."""
         # One graph for all numbers of rows, and one kernel on a GPU.
         any_number = torch.compiler.is_compiling() or hidden.device.type != "cpu"
-        bias = self.bias.flatten()
-        if rows is None or self.weight is None or any_number or len(hidden) > FEW_ROWS:
-            weight = self._vectors(below, rows).flatten(0, 1)
+        own, bias = self()
+        bias = bias.flatten()
+        if rows is None or own is None or any_number or len(hidden) > FEW_ROWS:
+            weight = self._with_rows(own, below, rows).flatten(0, 1)
             return linear_scores(hidden.to(weight.dtype), weight, bias.to(weight.dtype))
-        hidden = hidden.to(self.weight.dtype)
-        scores = linear_scores(hidden, self.weight.flatten(0, 1), bias)
+        hidden = hidden.to(own.dtype)
+        scores = linear_scores(hidden, own.flatten(0, 1), bias)
         of_classes = linear_scores(hidden, rows).index_select(1, below.single_source)
         return scores.index_add(1, below.single_child, of_classes)
 
-    def _vectors(self, below: Below, rows: Tensor | None) -> Tensor:
-        """The vectors [T, C, S], with the rows of E added."""
-        own = self.weight
+    def _with_rows(self, own: Tensor | None, below: Below, rows: Tensor | None) -> Tensor:
+        """The vectors [T, C, S] of the clusters, with the rows of E added."""
         if rows is None:
             assert own is not None
             return own
@@ -244,9 +249,10 @@ class Below(Tables):
             for name, array in tree.arrays().items():
                 yield f"trees.{t}.{name}", torch.tensor(array, device="cpu")
 
-    def vectors(self) -> tuple[Tensor | None, Tensor | None]:
-        """What a step reads: ``weight``, and rows of it [U, D] for ``single_class``, if there are
-        any. The gradient of both is one tensor."""
+    def forward(self) -> tuple[Tensor | None, Tensor | None]:
+        """What a query reads: ``weight``, and rows of it [U, D] for ``single_class``, if there are
+        any. The gradient of both is one tensor. Called first by every query: forward pre-hooks, as
+        of pruning, compute the weight."""
         return self.weight, None
 
     def target_log_prob(
@@ -257,7 +263,7 @@ class Below(Tables):
         Args:
             hidden: context vectors [N, D].
             target: int64 [N], from :func:`hstree.ops.mark_targets`.
-            weight, bias: from :meth:`vectors`, and ``bias``.
+            weight, bias: the result of a call, and ``bias``.
         """
         raise NotImplementedError
 
@@ -379,7 +385,7 @@ class Groups(Below):
         out["single_child"] = torch.from_numpy(np.concatenate(child).astype(np.int64))
         return out
 
-    def vectors(self) -> tuple[Tensor | None, Tensor | None]:
+    def forward(self) -> tuple[Tensor | None, Tensor | None]:
         if not len(self.single_class):
             return self.weight, None
         # One gradient tensor for both uses of E: to add a second one would be a pass over [V, D].
@@ -793,7 +799,7 @@ class TreeEnsemble(Head):
     def log_prob_by_tree(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Log-probability [N, T] of the targets in each tree: arguments of
         :meth:`target_log_prob`."""
-        weight, rows = self.below.vectors()
+        weight, rows = self.below()
         log_prob = self.below.target_log_prob(hidden, target, weight, self.below.bias)
         if self.roots is not None:
             of_root = self.roots.target_log_prob(hidden, target, self.below, rows)
@@ -839,7 +845,7 @@ class TreeEnsemble(Head):
     ) -> dict[str, Any]:
         """The arguments of :func:`hstree.ops.tree_log_softmax`."""
         below, dtype = self.below, sum_dtype(hidden.dtype)
-        _weight, rows = below.vectors()
+        _weight, rows = below()
 
         def divided(scores: Tensor) -> Tensor:
             scores = scores.to(dtype)
@@ -939,7 +945,7 @@ class TreeEnsemble(Head):
         """The root is scored once for each row."""
         below, (n_rows, n_candidates) = self.below, candidates.shape
         log_prob = self.log_gate(hidden).unsqueeze(1)
-        weight, rows = below.vectors()
+        weight, rows = below()
         if weight is not None and below.n_vectors:
             contexts, bias = hidden.to(weight.dtype), below.bias
             if temperature != 1.0:  # scores are linear; quotients would be rounded in 16 bits
@@ -985,7 +991,7 @@ class TreeEnsemble(Head):
     def _walk(self, hidden: Tensor, temperature: float = 1.0) -> dict[str, Any]:
         """The arguments of the ops that walk the trees from the root."""
         below = self.below
-        weight, rows = below.vectors()
+        weight, rows = below()
         x = hidden if weight is None else hidden.to(weight.dtype)
         arguments: dict[str, Tensor | None] = dict.fromkeys(
             ("weight", "bias", "wide_weight", "wide_bias", "leaf_weight", "leaf_bias")

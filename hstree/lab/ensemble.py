@@ -77,18 +77,17 @@ def measure(arguments: argparse.Namespace) -> Report:
     corpus = corpus_of(run, arguments)
     loss = tree_loss(run.model, corpus.test)
     head: Any = run.model.head
-    mean, trees = float(loss.trees.mean()), range(1, len(loss.trees) + 1)
-    names, alone = [f"tree {t}" for t in trees], loss.trees.tolist()
-    losses: list[Any] = [(name, of, None) for name, of in zip(names, alone, strict=True)]
+    mean, names = float(loss.trees.mean()), [f"tree {t + 1}" for t in range(head.n_trees)]
+    losses: list[Any] = [*zip(names, loss.trees.tolist(), loss.gate.tolist(), strict=True)]
+    losses = [(tree, of, None, weight) for tree, of, weight in losses]
     losses += [
-        ("mean of the trees' losses", mean, None),
-        ("mixture with equal weights", loss.uniform, mean - loss.uniform),
-        ("mixture with the head's weights", loss.mixture, loss.uniform - loss.mixture),
+        ("mean of the trees' losses", mean, None, None),
+        ("mixture with equal weights", loss.uniform, mean - loss.uniform, None),
+        ("mixture with the head's weights", loss.mixture, loss.uniform - loss.mixture, None),
     ]
-    weights = [*loss.gate.tolist(), None, None, None]
     records = [
         {"": name, "loss": of, "perplexity": math.exp(of), "gain": gain, "mean weight": weight}
-        for (name, of, gain), weight in zip(losses, weights, strict=True)
+        for name, of, gain, weight in losses
     ]
     forms = {"loss": ",.4f", "perplexity": ",.2f", "gain": ",.4f", "mean weight": ".3f"}
     matrix = [(n, *row) for n, row in zip(names, loss.correlation.tolist(), strict=True)]
@@ -100,10 +99,9 @@ def measure(arguments: argparse.Namespace) -> Report:
         f"{loss.tokens:,} tokens of the test text of {corpus.name}, read as one stream: "
         "perplexities differ a little from those of hstree evaluate, which cuts it into several",
         f"gate {head.gate.name!r}: the weights spread over "
-        f"{loss.gate_perplexity:.2f} of {len(trees)} trees (mean of exp entropy)",
+        f"{loss.gate_perplexity:.2f} of {len(names)} trees (mean of exp entropy)",
     ]
-    data = {"text": corpus.name, "loss": loss}
-    return Report(f"The trees of {name}", tables, notes, data, records, {"loss": picture_of(loss)})
+    return Report(f"The trees of {name}", tables, notes, vars(loss), {"loss": picture_of(loss)})
 
 
 def picture_of(loss: TreeLoss) -> Any:

@@ -119,14 +119,6 @@ DESCRIBE: dict[str, tuple[list[str], list[str]]] = {
     "--word": (["the", "."], ["no-such-word", ""]),
 }
 
-BUILD: dict[str, tuple[list[str], list[str]]] = {
-    name: TRAIN[name]
-    for name in (
-        *("--min-count", "--max-vocabulary", "--recipe", "--clusters", "--binary"),
-        *("--seed", "--tokenizer", "--unknown"),
-    )
-}
-
 
 @st.composite
 def some_flags(draw: Any, known: dict[str, tuple[list[str], list[str]]]) -> list[str]:

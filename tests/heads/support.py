@@ -23,10 +23,8 @@ from hstree.heads import (
     MixtureOfSoftmaxes,
     MonotonicNetwork,
     SampledSoftmax,
-    SigSoftmax,
     Softmax,
     TreeEnsemble,
-    build_head,
 )
 from hstree.trees import Tree, build_ensemble
 
@@ -81,23 +79,18 @@ EVERY_CLASS: dict[str, Any] = {"negatives": V, "distribution": "uniform", "in_ba
 
 HEADS: dict[str, Callable[..., Head]] = {
     "softmax": lambda **more: Softmax(D, V, frequencies=FREQUENCIES, **more),
-    "softmax, no bias": lambda **more: Softmax(D, V, bias=False, **more),
-    "softmax, tied": lambda **more: Softmax(D, V, embedding=embedding(), **more),
-    "softmax, scaled and capped": lambda **more: Softmax(D, V, scale=0.7, soft_cap=40.0, **more),
-    "sigsoftmax": lambda **more: SigSoftmax(D, V, frequencies=FREQUENCIES, **more),
+    "softmax, capped, no bias": lambda **more: Softmax(
+        D, V, scale=0.7, soft_cap=40.0, bias=False, **more
+    ),
     "gss": lambda **more: GSS(D, V, c=-0.5, k=2.5, **more),
     "plif": lambda **more: PLIF(D, V, frequencies=FREQUENCIES, **PIECES, **more),
     "plif, tied": lambda **more: PLIF(D, V, embedding=embedding(), **PIECES, **more),
-    "plif-frozen": lambda **more: build_head("plif-frozen", D, V, **PIECES, **more),
     "monotonic": lambda **more: MonotonicNetwork(D, V, units=9, intervals=512, **more),
     "mos": lambda **more: MixtureOfSoftmaxes(
         D, V, components=3, latent_features=7, frequencies=FREQUENCIES, **more
     ),
     "mos, tied": lambda **more: MixtureOfSoftmaxes(
         D, V, components=2, embedding=embedding(), **more
-    ),
-    "mos-plif": lambda **more: build_head(
-        "mos-plif", D, V, components=3, latent_features=7, function_options=PIECES, **more
     ),
     "moc": lambda **more: MixtureOfContexts(D, V, components=3, latent_features=7, **more),
     "mixtape": lambda **more: Mixtape(
@@ -109,11 +102,15 @@ HEADS: dict[str, Callable[..., Head]] = {
     "forest": lambda **more: ForestSoftmax(
         D, V, n_trees=3, clusters=6, frequencies=FREQUENCIES, **more
     ),
-    "forest, tied": lambda **more: ForestSoftmax(
-        D, V, trees=trees("cluster", 2, 8), gate="constant", embedding=embedding(), **more
-    ),
-    "forest, sampled, sparse": lambda **more: ForestSoftmax(
-        D, V, n_trees=2, clusters=5, sparse=True, **EVERY_CLASS, **more
+    "forest, sampled, sparse, tied": lambda **more: ForestSoftmax(
+        D,
+        V,
+        trees=trees("cluster", 2, 8),
+        gate="constant",
+        embedding=embedding(),
+        sparse=True,
+        **EVERY_CLASS,
+        **more,
     ),
     "sampled": lambda **more: SampledSoftmax(D, V, frequencies=FREQUENCIES, **EVERY_CLASS, **more),
     "sampled, sparse, tied": lambda **more: SampledSoftmax(
@@ -126,7 +123,8 @@ HEADS: dict[str, Callable[..., Head]] = {
     "trees, groups, sparse": _trees(3, 9, False, sparse=True, gate="uniform"),
     "trees, groups, tied": _tied,
 }
-"""By description, which begins with the registered name; each takes the options of Head."""
+"""One for each path through the code; by description, which begins with the registered name. Each
+takes the options of Head."""
 
 SOME = ("softmax", "mos, tied", "adaptive", "trees, groups")
 """Kinds for what :class:`Head` does for all of them."""

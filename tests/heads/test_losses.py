@@ -123,7 +123,7 @@ def logits_of(head: Any, hidden: Tensor) -> Tensor:
     """f of the scores [N, V], normalised by one log-sum-exp."""
     encoded = head.encode(hidden)
     if isinstance(head, Mixtape):
-        return head._logits(encoded)
+        return head.class_scores(encoded)
     logits = F.linear(encoded, head.weight, head.bias)
     return head.function(logits.dtype)(logits)
 

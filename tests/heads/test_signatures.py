@@ -62,7 +62,7 @@ OPTIONS["adaptive"] = {"cutoffs": None, "div_value": 4.0, "order": None, **OF_EV
 OPTIONS["trees"] = {
     "subset_size": None,
     "gate": "context",
-    "node_vectors": "free",
+    "groups": None,
     "embedding": None,
     "sparse": False,
     "seed": 0,
@@ -78,7 +78,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 def test_options_of_a_head(name: str) -> None:
     """By name, and none changes the head if it is given as its default."""
     own = OPTIONS[name]
-    built = {"n_trees", "root", "leaf", "levels", "recipe", "contexts", "tree_options"}
+    built = {"n_trees", "clusters", "binary", "recipe", "contexts", "tree_options"}
     if name == "forest":
         built = {"recipe", "contexts", "tree_options"}
         assert head_options(name) == (set(own) | built) - {"trees", "vectors"}

@@ -128,7 +128,7 @@ def test_add_a_measurement(copy: Path) -> None:
     run_tests(copy, "tests/lab/test_uncertainty.py")
     train(copy)
     run(copy, "-m", "hstree", "analyze", "uncertainty", "run")
-    assert "entropy" in (copy / "uncertainty" / "uncertainty.csv").read_text()
+    assert "entropy" in (copy / "uncertainty" / "uncertainty.json").read_text()
 
 
 def test_add_an_op(copy: Path) -> None:
