@@ -19,7 +19,6 @@ from hstree._numerics import (
     sum_dtype,
     without_ignored,
 )
-from hstree.ops import tree_op
 from hstree.ops._chunked_loss import (
     ChunkedLoss,
     add_offset,
@@ -251,7 +250,7 @@ def _run(
             grad_weight.zero_()
     buffer = log_prob.new_empty(min(chunk_rows, rows) * classes)
     order = boundary = None
-    if tree_op.has_plan(hidden):
+    if hidden.is_cuda:
         order, boundary = by_cluster(cluster, cluster_score.shape[2])
     for begin in range(0, rows, chunk_rows):
         chunk = slice(begin, begin + chunk_rows)
