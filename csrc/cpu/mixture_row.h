@@ -23,10 +23,10 @@ namespace hstree::cpu {
 template <typename T>
 struct TreeVectors {
   using A = accumulate_t<T>;
-  const char* op;      // for messages
-  const T* hidden;     // [N, D]
-  const T* weight;     // [T, M, S] of the binary nodes, or null
-  const T* bias;       // [T, M] or null
+  const char* op;         // for messages
+  const T* hidden;        // [N, D]
+  const T* weight;        // [T, M, S] of the binary nodes, or null
+  const T* bias;          // [T, M] or null
   int64_t weight_rows;    // M
   const T* class_weight;  // [V, D] of the classes in groups, or null
   const T* class_bias;    // [T, V] or null
@@ -242,11 +242,12 @@ class MixtureRow {
       classes_.push_back(index);
       if (product_[index].of != of_) missing_.push_back(index);
     }
-    kernels_.products(hidden_.data(), v.class_weight, nullptr, missing_.data(), missing_.size(), v.in_features,
-                      z);
+    kernels_.products(hidden_.data(), v.class_weight, nullptr, missing_.data(), missing_.size(),
+                      v.in_features, z);
     for (size_t i = 0; i < missing_.size(); ++i) product_[missing_[i]] = {of_, z[i]};
     const T* const bias = v.class_bias ? v.class_bias + t * v.classes : nullptr;
-    kernels_.products(hidden_.data(), v.class_weight, bias, classes_.data(), n.width, 0, z);  // of no features
+    kernels_.products(hidden_.data(), v.class_weight, bias, classes_.data(), n.width, 0,
+                      z);  // of no features
     for (int32_t c = 0; c < n.width; ++c) z[c] += product_[classes_[c]].value;
   }
 

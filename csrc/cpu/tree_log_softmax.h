@@ -50,11 +50,11 @@ struct Walk {
   int64_t open;          // largest number of nodes that are reached but not yet visited
   int64_t widest;        // largest number of children of a node
   // With groups:
-  const int32_t* slot;       // [T, stride] number of each class's group, or ~ its number among the other classes
-  const int32_t* member;     // [T, stride] classes of the groups
-  int64_t stride;            // V, padded with zeros to vectors
-  int64_t groups;            // largest number of groups of a tree
-  int64_t others;            // largest number of classes of a tree outside of groups
+  const int32_t* slot;    // [T, stride] number of each class's group, or ~ its number among the other classes
+  const int32_t* member;  // [T, stride] classes of the groups
+  int64_t stride;         // V, padded with zeros to vectors
+  int64_t groups;         // largest number of groups of a tree
+  int64_t others;         // largest number of classes of a tree outside of groups
   const int64_t* groups_of;  // [T] of each tree
   const int64_t* others_of;  // [T]
 };

@@ -15,9 +15,9 @@ namespace hstree {
 
 // Dimensions: N rows, T trees, V classes, D hidden features, S features of a tree, P path entries.
 struct Tables {
-  const int64_t* target;  // [N]; negative: ignored row
-  const int64_t* offset;  // [T, V + 1], path_offset: entries of class y of tree t in path
-  const int32_t* path;    // [P] node << 1 | goes_left
+  const int64_t* target;         // [N]; negative: ignored row
+  const int64_t* offset;         // [T, V + 1], path_offset: entries of class y of tree t in path
+  const int32_t* path;           // [P] node << 1 | goes_left
   const int32_t* leaf_position;  // [T, V]
   const int32_t* feature_index;  // [T, S] strictly increasing, or null: S = D, all features
   const int32_t* tree_valid;     // [T] from check_features and check_paths

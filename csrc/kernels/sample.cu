@@ -320,8 +320,7 @@ __global__ void __launch_bounds__(threads)
 // Whether all weight rows can be read in 16 bytes.
 template <typename T>
 bool all_aligned(const TreeVectors& v) {
-  return aligned<T>(v.weight, v.features, 16) &&
-         (!v.groups || aligned<T>(v.class_weight, v.in_features, 16));
+  return aligned<T>(v.weight, v.features, 16) && (!v.groups || aligned<T>(v.class_weight, v.in_features, 16));
 }
 
 }  // namespace

@@ -57,7 +57,7 @@ __device__ __forceinline__ S edge_log_prob(const Mixture<S>& m, int64_t t, Place
   const bool right = edge.row < 0;
   const int64_t row = right ? ~edge.row : edge.row;
   const S z = row == m.score_rows ? m.of_class(t, y, n)
-                                : static_cast<const S*>(m.score)[(t * m.score_rows + row) * m.rows + n];
+                                  : static_cast<const S*>(m.score)[(t * m.score_rows + row) * m.rows + n];
   if (row < m.root_begin) return log_sigmoid(right ? -z : z);
   const Normalizer<S> all = m.normalizer[(t * m.softmaxes + edge.above - 1) * m.rows + n];
   return (z - all.largest) - all.log_sum;

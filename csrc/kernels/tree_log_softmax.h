@@ -18,12 +18,12 @@ namespace hstree {
 
 // N rows, T trees, R rows of score in a tree, V classes.
 struct TreeScores {
-  const void* score;       // [T, R, N] of the type
-  const void* log_gate;    // [N, T] of the type
-  const TreeNode* node;    // [T, nodes]
-  const TreeEdge* edge;    // [T, edges]
-  int64_t root_begin;      // first row of score of a wide root; the rows of binary nodes come before
-  int64_t score_rows;      // R
+  const void* score;     // [T, R, N] of the type
+  const void* log_gate;  // [N, T] of the type
+  const TreeNode* node;  // [T, nodes]
+  const TreeEdge* edge;  // [T, edges]
+  int64_t root_begin;    // first row of score of a wide root; the rows of binary nodes come before
+  int64_t score_rows;    // R
   int64_t rows, trees, nodes, edges, classes;
   const void* class_score;  // [V, N] of the type: scores of the classes in groups, which all trees share
   const void* class_bias;   // [T, V] of the type, added to them; null: there are no groups

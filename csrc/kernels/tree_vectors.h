@@ -12,10 +12,10 @@ namespace hstree {
 // a binary node has one score, z for the left child and -z for the right. A group of classes reads
 // dot(class_weight[class], hidden) + class_bias[t, class].
 struct TreeVectors {
-  const void* hidden;     // [N, D]
-  const void* weight;     // [T, M, S] of the binary nodes
-  const void* bias;       // [T, M] or null
-  int64_t weight_rows;    // M
+  const void* hidden;        // [N, D]
+  const void* weight;        // [T, M, S] of the binary nodes
+  const void* bias;          // [T, M] or null
+  int64_t weight_rows;       // M
   bool groups;               // whether there are any
   const void* class_weight;  // [V, D] of the classes in groups
   const void* class_bias;    // [T, V] or null

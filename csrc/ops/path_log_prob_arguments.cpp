@@ -1,6 +1,6 @@
-#include "ops/path_log_prob.h"
-
 #include <utility>
+
+#include "ops/path_log_prob.h"
 
 namespace hstree {
 
@@ -16,7 +16,8 @@ PathArguments path_arguments(const char* op, const Tensor& hidden, const Tensor&
   check_dim(op, "path", path, 1, "[P]");
   check_dim(op, "leaf_position", leaf_position, 2, "[T, V]");
   const ScalarType type = element_type(op, "hidden", hidden);
-  const auto check_values = [&](const char* name, const Tensor& tensor, const char* like, const Tensor& other) {
+  const auto check_values = [&](const char* name, const Tensor& tensor, const char* like,
+                                const Tensor& other) {
     check(tensor.scalar_type() == other.scalar_type(), op, ": ", name, ": expected the dtype of ", like, ", ",
           torch::headeronly::toString(other.scalar_type()), ", got ",
           torch::headeronly::toString(tensor.scalar_type()));

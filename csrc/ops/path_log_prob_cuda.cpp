@@ -2,7 +2,6 @@
 // path_log_prob.cpp.
 #ifdef HSTREE_CUDA
 #include "kernels/path_log_prob.h"
-
 #include "ops/cuda.h"
 #include "ops/path_log_prob.h"
 

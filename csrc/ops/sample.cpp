@@ -7,16 +7,17 @@
 namespace hstree {
 namespace {
 
-std::tuple<Tensor, Tensor> sample_cpu(
-    const Tensor& hidden, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
-    const std::optional<Tensor>& class_weight, const std::optional<Tensor>& class_bias,
-    const std::optional<Tensor>& root_log_prob, const Tensor& log_gate,
-    const std::optional<Tensor>& feature_index, const Tensor& node, const Tensor& edge,
-    const Tensor& leaf_edge, const Tensor& seed, int64_t n, double temperature) {
+std::tuple<Tensor, Tensor> sample_cpu(const Tensor& hidden, const std::optional<Tensor>& weight,
+                                      const std::optional<Tensor>& bias,
+                                      const std::optional<Tensor>& class_weight,
+                                      const std::optional<Tensor>& class_bias,
+                                      const std::optional<Tensor>& root_log_prob, const Tensor& log_gate,
+                                      const std::optional<Tensor>& feature_index, const Tensor& node,
+                                      const Tensor& edge, const Tensor& leaf_edge, const Tensor& seed,
+                                      int64_t n, double temperature) {
   constexpr const char* op = "hstree::sample";
-  const TreeTensors tensors =
-      tree_tensors(op, hidden, weight, bias, class_weight, class_bias, root_log_prob, log_gate, feature_index,
-                   node, edge, leaf_edge);
+  const TreeTensors tensors = tree_tensors(op, hidden, weight, bias, class_weight, class_bias, root_log_prob,
+                                           log_gate, feature_index, node, edge, leaf_edge);
   check_draws(tensors, seed, n, temperature);
   const Tensor index = empty(hidden, {tensors.rows(), n}, Dtype::Long);
   const Tensor log_prob = empty(hidden, {tensors.rows(), n}, tensors.sums);

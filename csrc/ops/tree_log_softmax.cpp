@@ -112,7 +112,8 @@ std::tuple<Tensor, Tensor> tree_log_softmax_backward_cpu(const Tensor& grad, con
 
 STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
   m.def(
-      "tree_log_softmax(Tensor score, Tensor log_gate, Tensor node, Tensor edge, int root_begin, int n_classes, "
+      "tree_log_softmax(Tensor score, Tensor log_gate, Tensor node, Tensor edge, int root_begin, int "
+      "n_classes, "
       "Tensor? class_score=None, Tensor? class_bias=None) -> Tensor");
   // class_begin: first row of score of the classes in groups, up to root_begin, where there are any.
   m.def(

@@ -10,10 +10,10 @@ namespace hstree {
 
 struct TreeLogSoftmaxArguments {
   const char* op;
-  Tensor score;     // [T, R, N] float32 or float64, contiguous as all of them
-  Tensor log_gate;  // [N, T], dtype of score
-  Tensor node;      // [T, M, 5] int32
-  Tensor edge;      // [T, E, 2] int32
+  Tensor score;                     // [T, R, N] float32 or float64, contiguous as all of them
+  Tensor log_gate;                  // [N, T], dtype of score
+  Tensor node;                      // [T, M, 5] int32
+  Tensor edge;                      // [T, E, 2] int32
   int64_t class_begin, root_begin;  // first rows of score of the classes of groups, and of a wide root
   int64_t classes;
 

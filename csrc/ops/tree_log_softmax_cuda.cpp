@@ -11,8 +11,8 @@ Tensor tree_log_softmax_cuda(const Tensor& score, const Tensor& log_gate, const 
                              const Tensor& edge, int64_t root_begin, int64_t classes,
                              const std::optional<Tensor>& class_score,
                              const std::optional<Tensor>& class_bias) {
-  const TreeLogSoftmaxArguments a = tree_log_softmax_arguments(
-      "hstree::tree_log_softmax", score, log_gate, node, edge, root_begin, root_begin, classes);
+  const TreeLogSoftmaxArguments a = tree_log_softmax_arguments("hstree::tree_log_softmax", score, log_gate,
+                                                               node, edge, root_begin, root_begin, classes);
   check_classes(a, class_score, class_bias);
   const CudaCall call(a.score);
   // Adjacent rows are read together. No copy where class_score is a transposed product.

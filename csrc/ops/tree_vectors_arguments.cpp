@@ -26,12 +26,14 @@ void check_vectors(const char* op, const char* name, const char* bias_name,
   check_dim(op, name, *weight, dim, shape);
   check_dtype(op, name, *weight, hidden.scalar_type());
   check_device(op, name, *weight, hidden);
+  if (dim == 3) check_size(op, name, *weight, 0, trees, "trees of log_gate");
   if (!bias) return;
   check_dim(op, bias_name, *bias, 2, dim == 3 ? "[T, M]" : "[T, V]");
   check_dtype(op, bias_name, *bias, hidden.scalar_type());
   check_device(op, bias_name, *bias, hidden);
   check_size(op, bias_name, *bias, 0, trees, "trees of log_gate");
-  check_size(op, bias_name, *bias, 1, weight->size(dim - 2), dim == 3 ? "rows of weight" : "rows of class_weight");
+  check_size(op, bias_name, *bias, 1, weight->size(dim - 2),
+             dim == 3 ? "rows of weight" : "rows of class_weight");
 }
 
 }  // namespace
@@ -57,7 +59,6 @@ TreeTensors tree_tensors(const char* op, const Tensor& hidden, const std::option
   }
   check_vectors(op, "weight", "bias", weight, bias, hidden, trees, 3, "[T, M, S]");
   if (weight) {
-    check_size(op, "weight", *weight, 0, trees, "trees of log_gate");
     check_size(op, "weight", *weight, 2, index ? index->size(1) : hidden.size(1),
                index ? "features of feature_index" : "features of hidden, as there is no feature_index");
   }

@@ -151,7 +151,7 @@ def _backward_fake(
 
 
 class _GroupLogProb(torch.autograd.Function):
-    forward = torch.ops.hstree.group_log_prob.default
+    forward: Any = torch.ops.hstree.group_log_prob.default
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

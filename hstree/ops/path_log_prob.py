@@ -155,7 +155,7 @@ def _backward_fake(
 
 
 class _PathLogProb(torch.autograd.Function):
-    forward = torch.ops.hstree.path_log_prob.default
+    forward: Any = torch.ops.hstree.path_log_prob.default
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
