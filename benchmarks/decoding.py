@@ -66,7 +66,7 @@ BEST_WORD: dict[str, Callable[[ScreenedSoftmax, Tensor, Tensor], object]] = {
         1
     ),
     "screened_topk": lambda head, hidden, query: screened_topk(
-        query, head.preview, head.scale, head.offset, hidden, head.weight, None, head.exact, 1
+        query, head.preview, head.row_scale, head.offset, hidden, head.weight, None, head.exact, 1
     ),
     "ScreenedSoftmax: top 1": lambda head, hidden, _: head.predict(hidden),
 }
@@ -87,7 +87,7 @@ def _best_word(size: Size, device: str, way: str) -> Contestant:
         size.features, size.classes, rank=size.features // 2, bits=4,
         exact=min(1024, size.classes), embedding=linear.requires_grad_(False),
     ).to(device).eval()  # fmt: skip
-    for table, value in ((head.rotation, size.features**-0.5), (head.scale, 0.01)):
+    for table, value in ((head.rotation, size.features**-0.5), (head.row_scale, 0.01)):
         table.normal_(std=value)
     head.preview.random_()
     hidden = torch.randn(size.rows, size.features, dtype=torch.bfloat16, device=device)

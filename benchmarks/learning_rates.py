@@ -22,10 +22,10 @@ from torch import Tensor
 
 from benchmarks.pages import page_parser, publish
 from hstree.heads import ForestSoftmax, Head, SampledSoftmax, Softmax, TreeEnsemble
-from hstree.heads.base import FACTOR_TIMES_NORM, LARGEST_FACTOR
 from hstree.lab.report import Report
 from hstree.lm.report import table
 from hstree.optim import AdamW
+from hstree.optim.groups import FACTOR_TIMES_NORM, LARGEST_FACTOR
 
 CLASSES, ROWS, HELD_OUT, RATE = 1200, 128, 2048, 1e-3
 SIZES = {64: 100, 256: 100, 576: 100, 1024: 100, 4096: 50}

@@ -46,7 +46,7 @@ from hstree.heads import (
     Softmax,
     TreeEnsemble,
 )
-from hstree.heads.class_sampler import ClassSampler
+from hstree.heads.sampled import SampledSoftmax
 from hstree.lab import log_prob_rank
 from hstree.lab.comparison import spread
 from hstree.lab.report import Report, made_on, provenance, row_table
@@ -399,7 +399,7 @@ def rows_scored(head: Head, frequencies: npt.NDArray[Any], rows: int = 1) -> flo
         for begin, end in pairwise(ends):
             rows += float(mass[begin:end].sum()) * (end - begin)
         return rows
-    if isinstance(head, ClassSampler) and head.negatives is not None:
+    if isinstance(head, SampledSoftmax) and head.negatives is not None:
         return head.negatives + float((1 - (1 - frequencies / total) ** rows).sum())
     return float(head.n_classes)
 

@@ -214,6 +214,37 @@ def mark_targets(
     return target.masked_fill(ignored, -1)
 
 
+def check_entries(name: str, values: Tensor, right: Tensor, expected: str) -> None:
+    """Raises ValueError for the first of the values that is not right, by a mask of their shape."""
+    if not bool(right.all()):
+        at = (~right).nonzero()[0].tolist()
+        raise ValueError(f"{name}{at}: expected {expected}, got {values[tuple(at)].item()}")
+
+
+def check_class_weight(class_weight: Any, n_classes: int) -> Tensor | None:
+    """Class weights as a floating-point tensor [V], or None for None.
+
+    Raises:
+        ValueError: unless they are V finite numbers of at least 0.
+    """
+    if class_weight is None:
+        return None
+    try:
+        weight = torch.as_tensor(class_weight, device="cpu").detach().clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"class_weight: expected {n_classes} numbers, got {error}") from error
+    if weight.shape != (n_classes,) or weight.is_complex() or weight.dtype == torch.bool:
+        raise ValueError(
+            f"class_weight: expected {n_classes} numbers, one per class, got "
+            f"shape {tuple(weight.shape)} and dtype {weight.dtype}"
+        )
+    if not weight.is_floating_point() or weight.dtype == torch.float64:
+        weight = weight.to(torch.get_default_dtype())
+    right = weight.isfinite() & (weight >= 0)
+    check_entries("class_weight", weight, right, "a finite number of at least 0")
+    return weight
+
+
 def check_order(
     order: Tensor | None, n_classes: int, frequencies: npt.NDArray[np.float64] | None
 ) -> Tensor:

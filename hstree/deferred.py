@@ -22,9 +22,9 @@ from torch.nn import Parameter
 
 from hstree._checks import mark_targets
 from hstree._numerics import is_transformed
-from hstree.heads import Head, SampledSoftmax, ScreenedSoftmax, Softmax
-from hstree.heads.functions import Identity, Scaled
-from hstree.heads.tables import Tables
+from hstree.heads import Head, ScreenedSoftmax, Softmax
+from hstree.heads.functions import Scaled
+from hstree.heads.state import Tables
 from hstree.ops import default_chunk_rows
 
 __all__ = ["DeferredHead", "defer_logits", "undefer"]
@@ -76,8 +76,8 @@ def defer_logits(layer: nn.Module, head: Head | None = None) -> nn.Module:
 
     Returns:
         ``layer``; for a head with parameters of its own a new module with the head as ``head``, to
-        be put into the layer's place: its logits are log P(v | h), and their cross-entropy is the
-        head's.
+        be put into the layer's place: its logits are the head's scores, or log P(v | h) of a head
+        that has none (:meth:`hstree.heads.Head.scores`), and their cross-entropy is the head's.
 
     Raises:
         TypeError: for another layer, a layer whose ``forward`` was replaced, or no head.
@@ -119,7 +119,7 @@ def defer_logits(layer: nn.Module, head: Head | None = None) -> nn.Module:
             raise ValueError(
                 f"head: expected {name}={expected}, as the layer has, got {getattr(head, name)}"
             )
-    if not _is_of_layer(head):
+    if not is_of_layer(head):
         return DeferredHead(head)
     if head.weight is not layer.weight:
         # The head's own are let go: they would be a second [V, D].
@@ -157,13 +157,13 @@ def undefer(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def _is_of_layer(head: Head) -> bool:
+def is_of_layer(head: Head) -> bool:
     """Whether the head has no parameters but the weight and bias of a linear layer, and its
     scores."""
-    kinds = (Softmax, SampledSoftmax)
-    return isinstance(head, ScreenedSoftmax) or (
-        isinstance(head, kinds) and isinstance(head.function, Identity)
-    )
+    if isinstance(head, ScreenedSoftmax):
+        return True
+    own = {name for name, _ in head.named_parameters()}
+    return isinstance(head, Softmax) and head.has_linear_scores and own <= {"weight", "bias"}
 
 
 class Deferral:
@@ -286,8 +286,9 @@ def _unpickled(kind: Any) -> Any:
 class DeferredHead(nn.Module):
     """A head with parameters of its own in the place of an output layer.
 
-    Its logits are log P(v | h) [..., V], as :class:`DeferredLogits`: their cross-entropy is the
-    head's loss, which for trees scores few classes.
+    Its logits are the head's scores [..., V], or log P(v | h) of a head that has none, as
+    :class:`DeferredLogits`: their cross-entropy is the head's loss, which for trees scores few
+    classes.
 
     Args:
         head: the head.
@@ -315,7 +316,7 @@ class DeferredHead(nn.Module):
         if work is not None:
             return work(_tensors(self))
         if not _defers(self, hidden, self.least):
-            return self.head.log_prob(hidden)
+            return _logits(self.head, hidden)
         dtype = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
         return DeferredLogits.of(Source(self, hidden, _tensors(self)), self.out_features, dtype)
 
@@ -328,10 +329,9 @@ class DeferredHead(nn.Module):
         return _with_parameters(self.head, iter(tensors)).train(training)
 
     def logits(self, hidden: Tensor, tensors: Sequence[Tensor], training: bool) -> Tensor:
-        """Log-probabilities [..., V]; a copy, as models write into logits, of which a head may keep
-        some for its gradient."""
-        log_prob: Tensor = self.bound(tensors, training).log_prob(hidden)
-        return log_prob.clone()
+        """Scores [..., V], or log-probabilities of a head without them; a copy, as models write
+        into logits, of which a head may keep some for its gradient."""
+        return _logits(self.bound(tensors, training), hidden).clone()
 
     @property
     def in_features(self) -> int:
@@ -345,6 +345,10 @@ class DeferredHead(nn.Module):
     def weight(self) -> Any:
         """The dtype and the device of the head, which models ask a weight for."""
         return _NoWeight(self.head)
+
+
+def _logits(head: Head, hidden: Tensor) -> Tensor:
+    return head.scores(hidden) if head.has_normalizer else head.log_prob(hidden)
 
 
 class _NoWeight:
@@ -719,7 +723,7 @@ class DeferredLogits(Tensor):
                 head.label_smoothing = label_smoothing
             if not training:
                 head.z_loss = 0.0
-            encoded = head._encoded(hidden)
+            encoded = head.encoded_rows(hidden)
             with torch.set_grad_enabled(self.grad_mode and torch.is_grad_enabled()):
                 loss: Tensor = head.target_loss(encoded, marked.reshape(-1))[1]
                 return loss
@@ -762,9 +766,9 @@ class DeferredLogits(Tensor):
 
         def work(tensors: tuple[Tensor, ...]) -> Tensor:
             head, hidden = self._scaled(tensors, False)
-            rows = head._encoded(hidden)
+            rows = head.encoded_rows(hidden)
             with torch.set_grad_enabled(self.grad_mode and torch.is_grad_enabled()):
-                if normalized or self.source.kind.own:
+                if normalized or not head.has_normalizer:
                     found: Tensor = head.target_log_prob(rows, flat)
                     return found
                 score: Tensor = head.target_score(rows, flat)
@@ -949,7 +953,7 @@ def _gather(self: DeferredLogits, function: Any, args: Any, kwargs: Any) -> Any:
 
 def _logsumexp(self: DeferredLogits, function: Any, args: Any, kwargs: Any) -> Any:
     of_rows = (*args, *kwargs.values()) in ((-1,), (self.dim() - 1,))
-    if not of_rows or self.noted.normalized or self.source.kind.own:
+    if not of_rows or self.noted.normalized:
         return NotImplemented
     first = torch.zeros(self.shape[:-1], dtype=torch.int64, device=self.device)
     score = self.at(first, normalized=False)

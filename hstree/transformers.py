@@ -26,10 +26,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import cached_file, logging
 
 from hstree._files import read_tensors, tensor_names
-from hstree.deferred import DeferredHead, defer_logits, undefer
+from hstree.deferred import DeferredHead, defer_logits, is_of_layer, undefer
 from hstree.heads import ForestSoftmax, Head, SampledSoftmax, ScreenedSoftmax, Softmax
 from hstree.heads.registry import build_head, head_class, head_options, saved_head
-from hstree.heads.tying import tied_names
+from hstree.heads.state import tied_names
 
 __all__ = ["accelerate_lm_head", "from_pretrained", "replace_lm_head"]
 
@@ -49,8 +49,9 @@ def replace_lm_head(
     for ``"sampled"`` the loss in training mode is an estimate. Those three have no parameters, and
     their saved folder is the plain model's.
 
-    Other heads take the place of the output layer. The logits are then log P(v | h), and the loss
-    is the head's. Load a folder of such a model with :func:`from_pretrained`, or with
+    Other heads take the place of the output layer. The logits are then the head's scores
+    (:meth:`hstree.heads.Head.scores`), or log P(v | h) of a head that has none, and the loss is the
+    head's. Load a folder of such a model with :func:`from_pretrained`, or with
     ``AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True)``.
 
     The model is run on a few tokens before and after. Where loss, logits or a gradient differ, it
@@ -92,7 +93,7 @@ def replace_lm_head(
     """
     layer = _output_layer(model)
     made = _build(model, layer, head, options)
-    if not _is_of_layer(made):
+    if not is_of_layer(made):
         _put_head(model, layer, made)
         return model
     plain = _checked(model, layer)
@@ -108,11 +109,6 @@ def replace_lm_head(
             undefer(layer)
         raise
     return model
-
-
-def _is_of_layer(head: Head) -> bool:
-    """Whether the head has no parameters but those of the output layer."""
-    return isinstance(head, (Softmax, SampledSoftmax, ScreenedSoftmax))
 
 
 def accelerate_lm_head(
@@ -212,20 +208,20 @@ def _build(
         for name, expected in (("in_features", features), ("n_classes", classes)):
             if getattr(head, name) != expected:
                 raise ValueError(f"head: expected {name}={expected}, got {getattr(head, name)}")
-        of_other = not _is_of_layer(head) and head.config().get("tied", False)
+        of_other = not is_of_layer(head) and head.config().get("tied", False)
         if of_other and not tied_names(head, model.get_input_embeddings()):
             raise ValueError(
                 "head: expected a head tied to the model's embedding "
                 "(embedding=model.get_input_embeddings()), got one tied to another embedding"
             )
-        return head if _is_of_layer(head) else head.to(layer.weight.device, layer.weight.dtype)
+        return head if is_of_layer(head) else head.to(layer.weight.device, layer.weight.dtype)
     name = "softmax" if head is None else head
     if not isinstance(name, str):
         raise TypeError(
             f"head: expected a head of hstree, its name or None, got {type(head).__name__}"
         )
     kind = head_class(name)
-    of_layer = issubclass(kind, (Softmax, SampledSoftmax))
+    of_layer = kind in (Softmax, SampledSoftmax)
     embedding = model.get_input_embeddings()
     if of_layer:
         options = {"embedding": layer, "bias": layer.bias is not None} | options
@@ -366,7 +362,7 @@ def _put_head(model: PreTrainedModel, layer: nn.Linear, head: Head) -> None:
             raise ValueError(
                 f"head: expected None, 'softmax' or 'sampled' for {type(model).__name__}, which "
                 f"changes what its output layer gives (a factor, a soft cap), got {head.name!r}, "
-                "whose log-probabilities would no longer be its own"
+                "whose distribution would no longer be its own"
             ) from None
         sampled = head.samples_in_training
         exact = not (sampled or head.z_loss or head.label_smoothing)

@@ -2,7 +2,6 @@
 
 from hstree.heads.adaptive import AdaptiveSoftmax
 from hstree.heads.base import Head, HeadOutput
-from hstree.heads.flat import FlatHead
 from hstree.heads.forest import ForestSoftmax
 from hstree.heads.mixtape import Mixtape
 from hstree.heads.mixture import MixtureOfContexts, MixtureOfSoftmaxes
@@ -23,7 +22,6 @@ __all__ = [
     "GSS",
     "PLIF",
     "AdaptiveSoftmax",
-    "FlatHead",
     "ForestSoftmax",
     "Head",
     "HeadOutput",

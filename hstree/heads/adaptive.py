@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from hstree._checks import check_int, check_number, check_order, check_sequence
 from hstree._numerics import at_least_float32, input_dtype, is_transformed, no_autocast
-from hstree.heads.base import Head, HeadOptions
-from hstree.heads.tables import Tables, saved_tables
-from hstree.heads.tying import HasWeight
+from hstree.heads.base import Head
+from hstree.heads.rows import mask_candidates
+from hstree.heads.state import Tables
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    pass
 
 
 class AdaptiveSoftmax(Tables, Head):
@@ -35,7 +36,7 @@ class AdaptiveSoftmax(Tables, Head):
         div_value: factor by which the projections shrink from cluster to cluster.
         order: classes from the most to the least frequent, int64 [V]; None: by ``frequencies``, or
             0, 1, 2, ... without them.
-        **options: further arguments of :class:`Head`.
+        ignore_index, ..., frequencies: see :class:`Head`.
 
     Raises:
         ValueError: if ``order`` is not a permutation, or the cutoffs do not increase within
@@ -64,9 +65,23 @@ class AdaptiveSoftmax(Tables, Head):
         cutoffs: Sequence[int] | None = None,
         div_value: float = 4.0,
         order: Tensor | None = None,
-        **options: Unpack[HeadOptions],
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        class_weight: Any = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        frequencies: npt.ArrayLike | None = None,
     ) -> None:
-        super().__init__(in_features, n_classes, **options)
+        super().__init__(
+            in_features,
+            n_classes,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            class_weight=class_weight,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            frequencies=frequencies,
+        )
         if n_classes < 3:
             raise ValueError(
                 f"n_classes: expected at least 3 for an adaptive softmax, got {n_classes}"
@@ -122,23 +137,15 @@ class AdaptiveSoftmax(Tables, Head):
         """Gathers from the log-probabilities of all classes, without reading target values."""
         known = target.clamp(0, self.n_classes - 1)
         log_prob = self.class_log_prob(hidden).gather(1, known.unsqueeze(1)).squeeze(1)
-        log_prob = log_prob.masked_fill(target >= self.n_classes, torch.nan)
-        return log_prob.masked_fill(target == -1, 0.0)
+        return mask_candidates(log_prob, target, self.n_classes)
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         with no_autocast(hidden.device):
             hidden = hidden.to(input_dtype(self.adaptive.head))
             return at_least_float32(self.adaptive.log_prob(hidden).index_select(1, self.rank))
 
+    def check_tables(self) -> None:
+        check_order(self.order, self.n_classes, None)
+
     def config(self) -> dict[str, Any]:
         return super().config() | {"cutoffs": self.cutoffs, "div_value": self.div_value}
-
-    @classmethod
-    def from_config(
-        cls,
-        config: dict[str, Any],
-        tensors: Mapping[str, Tensor],
-        embedding: HasWeight | None = None,
-    ) -> Self:
-        order = saved_tables(tensors)["order"]
-        return cls(**config, order=order, class_weight=tensors.get("class_weight"))

@@ -13,26 +13,26 @@ from torch import Tensor, nn
 
 from hstree._checks import (
     check_choice,
+    check_entries,
     check_int,
     check_probability,
     check_seed,
 )
 from hstree._numerics import draw_columns, linear_scores
-from hstree.heads.class_sampler import ClassSampler, DrawOptions
 from hstree.heads.gate import GATES
-from hstree.heads.tables import check_entries, saved_tables
+from hstree.heads.sampled import SampledSoftmax
+from hstree.heads.state import HasWeight, saved_tables
 from hstree.heads.trees import CONTEXTS, TreeShape, check_trees, trees_of_text
-from hstree.heads.tying import HasWeight
 from hstree.ops import forest_log_prob
 from hstree.ops.forest_log_prob import forest_log_softmax
 from hstree.trees import Tree, build_ensemble
 from hstree.trees.vectors import Context, count_classes
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Self
 
 
-class ForestSoftmax(ClassSampler):
+class ForestSoftmax(SampledSoftmax):
     r"""A mixture of T softmaxes over one output embedding; tree t adds the score of the cluster
     :math:`c_t(v)` that holds a class v.
 
@@ -73,9 +73,9 @@ class ForestSoftmax(ClassSampler):
             the same for all contexts; ``"uniform"``: 1 / T.
         tree_dropout: probability of dropping an element of h, in training, where the trees read it.
         seed: seed of the clusters, without ``trees``.
-        **options: ``negatives``, None for training on all classes, ``in_batch``, ``distribution``,
-            ``alpha`` and ``sparse``, for W and b, of :class:`SampledSoftmax`; ``bias``,
-            ``embedding`` and ``bias_start`` of :class:`FlatHead`; the arguments of :class:`Head`.
+        negatives: number of draws in a training step, K; None: steps score all classes.
+        in_batch, distribution, alpha, sparse: of W and b, see :class:`SampledSoftmax`.
+        bias, ..., frequencies: see :class:`Softmax`.
 
     Raises:
         TypeError: if ``trees`` are not a list of trees.
@@ -114,9 +114,38 @@ class ForestSoftmax(ClassSampler):
         tree_dropout: float = 0.0,
         seed: int = 0,
         negatives: int | None = None,
-        **options: Unpack[DrawOptions],
+        in_batch: bool = True,
+        distribution: str = "unigram",
+        alpha: float = 0.75,
+        sparse: bool = False,
+        bias: bool = True,
+        embedding: HasWeight | None = None,
+        bias_start: str = "unigram",
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        class_weight: Any = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        frequencies: npt.ArrayLike | None = None,
     ) -> None:
-        super().__init__(in_features, n_classes, negatives=negatives, **options)
+        super().__init__(
+            in_features,
+            n_classes,
+            negatives=negatives,
+            in_batch=in_batch,
+            distribution=distribution,
+            alpha=alpha,
+            sparse=sparse,
+            bias=bias,
+            embedding=embedding,
+            bias_start=bias_start,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            class_weight=class_weight,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            frequencies=frequencies,
+        )
         n_trees = check_int("n_trees", n_trees)
         clusters, seed = min(check_int("clusters", clusters), n_classes), check_seed(seed)
         if vectors is not None and trees is not None:
@@ -125,11 +154,10 @@ class ForestSoftmax(ClassSampler):
             )
         if vectors is not None:
             check_int("clusters", clusters, min(2, n_classes))
-            rows = (
-                vectors.detach().float().cpu().numpy() if isinstance(vectors, Tensor) else vectors
-            )
+            if isinstance(vectors, Tensor):
+                vectors = vectors.detach().float().cpu().numpy()
             trees = build_ensemble(
-                "cluster", n_classes, n_trees, self.frequencies, [rows], seed, clusters
+                "cluster", n_classes, n_trees, self.frequencies, [vectors], seed, clusters
             )
         if trees is not None:
             cluster, clusters = _of_trees(trees, n_classes)
@@ -197,7 +225,7 @@ class ForestSoftmax(ClassSampler):
 
     @classmethod
     def from_linear(cls, linear: HasWeight, *, tied: bool = False, **options: Any) -> Self:
-        """:meth:`FlatHead.from_linear`, by default with clusters of the rows of the weight."""
+        """:meth:`Softmax.from_linear`, by default with clusters of the rows of the weight."""
         if options.get("trees") is None:
             options = {"vectors": linear.weight} | options
         return super().from_linear(linear, tied=tied, **options)
@@ -259,10 +287,6 @@ class ForestSoftmax(ClassSampler):
             sizes.scatter_add_(1, smallest, torch.ones_like(smallest))
             rows.append(smallest.t().int())
         self.register_table("cluster", torch.cat(rows))
-
-    @property
-    def linear_scores(self) -> bool:
-        return False
 
     def _of_trees(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Log-weights of the trees [N, T], and scores of their clusters [N, T, C]."""

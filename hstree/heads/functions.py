@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hstree._checks import check_bool, check_choice, check_int, check_nonnegative, check_number
 from hstree._numerics import is_transformed
-from hstree.heads.tables import fill
+from hstree.heads.state import fill
 from hstree.ops import LogitFunction
 
 POINTS = 64

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._checks import check_int, check_order
+from hstree._checks import check_entries, check_int, check_order
 from hstree._numerics import at_least_float32, linear_scores
-from hstree.heads.base import Head, HeadOptions
-from hstree.heads.flat import FlatHead
-from hstree.heads.losses import in_row_chunks
-from hstree.heads.tables import Tables, check_entries
-from hstree.ops.target_log_softmax import log_softmax, target_log_softmax
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from hstree.heads.base import Head
+from hstree.heads.rows import in_row_chunks
+from hstree.heads.softmax import Softmax
+from hstree.heads.state import Tables
+from hstree.ops.target_log_softmax import target_log_softmax
 
 COMPONENTS, GATES = 4, 3
 
@@ -30,7 +28,7 @@ class ZeroBiasLinear(nn.Linear):
         nn.init.zeros_(self.bias)
 
 
-class Mixtape(Tables, FlatHead):
+class Mixtape(Tables, Softmax):
     r"""P(y | h) = softmax(l)[y], l_x = sum_k pi_{x,k} w_x . tanh(U_k h + a_k) + b_x, K = 4.
 
     The priors of a class come from three sigmoids, g_j = sigmoid(v_x . tanh(Q_j h + q_j) + u_j . h
@@ -49,8 +47,7 @@ class Mixtape(Tables, FlatHead):
             0, 1, 2, ... without them.
         gate_features: size of tanh(Q_j h).
         latent_features: size of tanh(U_k h), E; None: the size of ``embedding``, or D.
-        **options: ``bias``, ``embedding`` and ``bias_start`` of :class:`FlatHead`, and the
-            arguments of :class:`Head`.
+        bias, ..., frequencies: see :class:`Softmax`.
 
     Raises:
         ValueError: for ``own_gates`` outside [0, V], an ``order`` that is not a permutation, or a
@@ -86,10 +83,15 @@ class Mixtape(Tables, FlatHead):
         order: Tensor | None = None,
         gate_features: int = 64,
         latent_features: int | None = None,
-        embedding: nn.Embedding | None = None,
         bias: bool = True,
+        embedding: nn.Embedding | None = None,
         bias_start: str = "unigram",
-        **options: Unpack[HeadOptions],
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        class_weight: Any = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        frequencies: npt.ArrayLike | None = None,
     ) -> None:
         features = check_int("in_features", in_features)
         features = features if embedding is None else embedding.embedding_dim
@@ -102,7 +104,12 @@ class Mixtape(Tables, FlatHead):
             embedding=embedding,
             bias_start=bias_start,
             weight_features=features,
-            **options,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            class_weight=class_weight,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            frequencies=frequencies,
         )
         own_gates = -(-n_classes // 10) if own_gates is None else own_gates
         own_gates = check_int("own_gates", own_gates, 0)
@@ -152,14 +159,14 @@ class Mixtape(Tables, FlatHead):
     def priors(self, hidden: Tensor) -> Tensor:
         """Priors pi [..., own_gates + 1, 4] of the classes ``own``, and of all other classes in the
         last row: hidden [..., D]."""
-        encoded = self._queried(hidden)
+        encoded = self._query_rows(hidden)
         g1, g2, g3 = self._gates(encoded[:, COMPONENTS * self.latent_features :])
         priors = torch.stack([g1 * g2, g1 * (1 - g2), (1 - g1) * g3, (1 - g1) * (1 - g3)], -1)
         return priors.view(*hidden.shape[:-1], self.own_gates + 1, COMPONENTS)
 
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         def log_prob(hidden: Tensor, target: Tensor) -> Tensor:
-            return target_log_softmax(self._logits(hidden), target)
+            return target_log_softmax(self.class_scores(hidden), target)
 
         return in_row_chunks(log_prob, self.n_classes, hidden, target)
 
@@ -167,7 +174,7 @@ class Mixtape(Tables, FlatHead):
         return Head.target_loss(self, hidden, target)
 
     @property
-    def linear_scores(self) -> bool:
+    def has_linear_scores(self) -> bool:
         return False
 
     def target_score(self, hidden: Tensor, target: Tensor) -> Tensor:
@@ -182,11 +189,7 @@ class Mixtape(Tables, FlatHead):
         score = (context * at_least_float32(F.embedding(target, self.weight))).sum(1)
         return score if self.bias is None else score + at_least_float32(self.bias)[target]
 
-    def class_log_prob(self, hidden: Tensor) -> Tensor:
-        return log_softmax(self._logits(hidden))
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """Logits [N, V], float32 or float64."""
+    def class_scores(self, hidden: Tensor) -> Tensor:
         size = COMPONENTS * self.latent_features
         latent = hidden[:, :size].reshape(-1, COMPONENTS, self.latent_features)
         g1, g2, g3 = (gate.unsqueeze(-1) for gate in self._gates(hidden[:, size:]))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,24 +15,15 @@ from hstree._numerics import (
     draw_columns,
     log_add_exp,
 )
-from hstree.heads.base import HeadOptions
-from hstree.heads.flat import FlatHead
 from hstree.heads.functions import build_function
+from hstree.heads.softmax import Softmax
+from hstree.ops.target_log_softmax import log_softmax
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
-
-class _Mixture(FlatHead):
+class _Mixture(Softmax):
     """A head over K vectors z_k = tanh(U_k h + a_k) of each context, with priors pi = softmax(G h).
 
     U_k, a_k and G start as in :class:`torch.nn.Linear`, as in the published code of MoS.
-
-    Args:
-        in_features: number of input features, D.
-        n_classes: number of classes, V.
-        components: number of components, K.
-        **options: as in :class:`MixtureOfSoftmaxes`.
     """
 
     def __init__(
@@ -44,10 +36,15 @@ class _Mixture(FlatHead):
         latent_dropout: float = 0.0,
         function: str = "softmax",
         function_options: dict[str, Any] | None = None,
-        embedding: nn.Embedding | None = None,
         bias: bool = True,
+        embedding: nn.Embedding | None = None,
         bias_start: str = "unigram",
-        **options: Unpack[HeadOptions],
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        class_weight: Any = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        frequencies: npt.ArrayLike | None = None,
     ) -> None:
         size = check_int("in_features", in_features)
         size = size if embedding is None else embedding.embedding_dim
@@ -61,7 +58,12 @@ class _Mixture(FlatHead):
             bias_start=bias_start,
             function=build_function(function, function_options),
             weight_features=size,
-            **options,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            class_weight=class_weight,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            frequencies=frequencies,
         )
         self.n_components, self.latent_features = components, size
         self.latent_dropout = check_probability("latent_dropout", latent_dropout)
@@ -109,9 +111,9 @@ class _SoftmaxMixture(_Mixture):
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         latent, log_prior = self.components(hidden)
         # One component after another: all at once would take [N, K, V].
-        mixture = self.component_log_prob(latent[:, 0]) + log_prior[:, :1]
+        mixture = log_softmax(self.component_scores(latent[:, 0])) + log_prior[:, :1]
         for k in range(1, self.n_components):
-            log_prob = self.component_log_prob(latent[:, k]) + log_prior[:, k : k + 1]
+            log_prob = log_softmax(self.component_scores(latent[:, k])) + log_prior[:, k : k + 1]
             mixture = log_add_exp(mixture, log_prob)
         return mixture
 
@@ -131,7 +133,7 @@ class _SoftmaxMixture(_Mixture):
         latent, log_prior = self.components(hidden)
         chosen = draw_columns(log_prior.exp(), 1, generator).squeeze(1)
         row = torch.arange(len(hidden), device=hidden.device)
-        prob = self.component_log_prob(latent[row, chosen]).exp()
+        prob = log_softmax(self.component_scores(latent[row, chosen])).exp()
         return draw_columns(prob, 1, generator), None
 
 
@@ -145,15 +147,13 @@ class MixtureOfSoftmaxes(_SoftmaxMixture):
         in_features: number of input features, D.
         n_classes: number of classes, V.
         components: number of components, K.
-        **options: arguments of the latent vectors, below; ``bias``, ``embedding`` and
-            ``bias_start`` of :class:`FlatHead`; and the arguments of :class:`Head`.
-
-            - ``latent_features``: size of tanh(U_k h), E; None: the size of ``embedding``, or D.
-            - ``latent_dropout``: probability of dropping an element of tanh(U_k h); the same
-              elements in all steps of ``hidden`` [time, batch, D].
-            - ``function``: name of f, ``"softmax"`` (the identity), ``"plif"`` (Ganea et al., see
-              :class:`PLIF`) or another name of ``hstree.heads.functions.build_function``.
-            - ``function_options``: arguments of f.
+        latent_features: size of tanh(U_k h), E; None: the size of ``embedding``, or D.
+        latent_dropout: probability of dropping an element of tanh(U_k h); the same elements in all
+            steps of ``hidden`` [time, batch, D].
+        function: name of f, ``"softmax"`` (the identity), ``"plif"`` (Ganea et al., see
+            :class:`PLIF`) or another name of ``hstree.heads.functions.build_function``.
+        function_options: arguments of f.
+        bias, ..., frequencies: see :class:`Softmax`.
 
     Example:
         >>> import torch, hstree
@@ -178,7 +178,8 @@ class MixtureOfContexts(_Mixture):
         in_features: number of input features, D.
         n_classes: number of classes, V.
         components: number of components, K.
-        **options: further arguments of :class:`MixtureOfSoftmaxes`.
+        latent_features, ..., function_options: see :class:`MixtureOfSoftmaxes`.
+        bias, ..., frequencies: see :class:`Softmax`.
 
     Example:
         >>> import torch, hstree

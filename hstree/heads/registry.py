@@ -18,15 +18,15 @@ from torch import Tensor
 from hstree._files import read_tensors
 from hstree._memory import ran_out
 from hstree.heads.adaptive import AdaptiveSoftmax
-from hstree.heads.base import METADATA_KEY, Head
+from hstree.heads.base import Head
 from hstree.heads.forest import ForestSoftmax
 from hstree.heads.mixtape import Mixtape
 from hstree.heads.mixture import MixtureOfContexts, MixtureOfSoftmaxes
 from hstree.heads.sampled import SampledSoftmax
 from hstree.heads.screened import ScreenedSoftmax
 from hstree.heads.softmax import GSS, PLIF, MonotonicNetwork, SigSoftmax, Softmax
+from hstree.heads.state import METADATA_KEY, HasWeight, TyingError, tied_names
 from hstree.heads.trees import TreeEnsemble
-from hstree.heads.tying import HasWeight, TyingError, tied_names
 
 
 class _Entry(NamedTuple):
@@ -209,7 +209,7 @@ def head_options(name: str) -> set[str]:
     for base in (base for base in head.__mro__ if "__init__" in vars(base)):
         parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
         own = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
-        found |= own if base is head else own.difference(vars(base).get("for_subclasses", ()))
+        found |= own.difference(vars(base).get("for_subclasses", ()))
         if all(each.kind is not each.VAR_KEYWORD for each in parameters):
             break
     if issubclass(head, (TreeEnsemble, ForestSoftmax)):

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from hstree._checks import check_int
-from hstree.heads.class_sampler import ClassSampler, DrawOptions
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from hstree._checks import check_bool, check_choice, check_entries, check_int, check_nonnegative
+from hstree._numerics import is_transformed
+from hstree.heads.softmax import Softmax, Step, resized_rows
+from hstree.heads.state import HasWeight, Tables
+from hstree.ops._row_sparse import with_rows
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self
+
+DISTRIBUTIONS = ("unigram", "log-uniform", "uniform")
 
 
-class SampledSoftmax(ClassSampler):
+class SampledSoftmax(Tables, Softmax):
     r"""The softmax of W h + b, trained on a sample of the classes and evaluated exactly.
 
     In evaluation mode (``head.eval()``) it is :class:`Softmax`. In training mode the classes of a
@@ -60,8 +71,9 @@ class SampledSoftmax(ClassSampler):
     Args:
         in_features: number of input features, D.
         n_classes: number of classes, V.
-        negatives: number of draws in a training step, K. With K of V and more, a :class:`Softmax`
-            is cheaper.
+        negatives: number of draws in a training step, K; None: steps score all classes, and the
+            other options of the draws are not used. With K of V and more, a :class:`Softmax` is
+            cheaper.
         in_batch: whether the targets of a batch are negatives for its other rows. It needs
             ``frequencies``, counts of the training text; ignored targets do not count.
         distribution: distribution of the draws, q. ``"unigram"``: proportional to the frequencies
@@ -73,8 +85,8 @@ class SampledSoftmax(ClassSampler):
             and draws only, for :class:`hstree.optim.AdamW`, in one process. Does not compile.
             In float16 on a CPU torch cannot add two of them: there, call zero_grad() before every
             backward pass.
-        **options: ``bias``, ``embedding`` and ``bias_start`` of :class:`FlatHead`, and the
-            arguments of :class:`Head`. Label smoothing and z-loss take the estimate of Z.
+        bias, ..., frequencies: see :class:`Softmax`. Label smoothing and z-loss take the estimate
+            of Z.
 
     Raises:
         ValueError: for an argument out of range; for ``in_batch`` or ``"unigram"`` without
@@ -98,14 +110,236 @@ class SampledSoftmax(ClassSampler):
 
     name = "sampled"
 
+    cumulative: Tensor
+    share: Tensor
+
     def __init__(
         self,
         in_features: int,
         n_classes: int,
         *,
-        negatives: int = 128,
-        **options: Unpack[DrawOptions],
+        negatives: int | None = 128,
+        in_batch: bool = True,
+        distribution: str = "unigram",
+        alpha: float = 0.75,
+        sparse: bool = False,
+        bias: bool = True,
+        embedding: HasWeight | None = None,
+        bias_start: str = "unigram",
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        class_weight: Any = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        frequencies: npt.ArrayLike | None = None,
     ) -> None:
         super().__init__(
-            in_features, n_classes, negatives=check_int("negatives", negatives), **options
+            in_features,
+            n_classes,
+            bias=bias,
+            embedding=embedding,
+            bias_start=bias_start,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            class_weight=class_weight,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            frequencies=frequencies,
         )
+        self.negatives = None if negatives is None else check_int("negatives", negatives)
+        self._samples = negatives is not None
+        self.in_batch = check_bool("in_batch", in_batch)
+        self.distribution = check_choice("distribution", distribution, DISTRIBUTIONS)
+        self.alpha = check_nonnegative("alpha", alpha)
+        self.sparse = check_bool("sparse", sparse)
+        for name in ("label_smoothing", "z_loss"):
+            if sparse and getattr(self, name):
+                raise ValueError(
+                    f"{name}: expected 0 for the head {self.name!r} with sparse=True, as its "
+                    f"gradient is not row-sparse, got {getattr(self, name)}; sparse=False takes it"
+                )
+        if negatives is None:
+            if sparse:
+                raise ValueError("sparse: expected False without negatives, got True")
+            return
+        self.register_table("cumulative", _cumulative(self._mass()))
+        if self.in_batch:
+            if self.frequencies is None:
+                raise ValueError(
+                    "frequencies: expected class counts of the targets for in_batch=True, got "
+                    "None; in_batch=False takes no targets of other rows as negatives"
+                )
+            self.register_table("share", _share(self.frequencies))
+
+    @property
+    def samples_in_training(self) -> bool:
+        """Whether training steps sample. May be set; False takes all classes from the next step
+        on, with a gradient of W that is dense."""
+        return self._samples
+
+    @samples_in_training.setter
+    def samples_in_training(self, samples: bool) -> None:
+        if check_bool("samples_in_training", samples) and self.negatives is None:
+            raise ValueError("samples_in_training: expected False without negatives, got True")
+        self._samples = samples
+
+    def _mass(self) -> npt.NDArray[np.float64]:
+        """Positive numbers [V], proportional to q."""
+        count, frequencies = self.n_classes, self.frequencies
+        if self.distribution == "uniform":
+            return np.ones(count)
+        if self.distribution == "log-uniform":
+            mass = np.log1p(1.0 / np.arange(1, count + 1))
+            if frequencies is not None:
+                mass[np.argsort(-frequencies, kind="stable")] = mass.copy()
+            return mass
+        if frequencies is None:
+            raise ValueError(
+                "frequencies: expected class counts for negatives from the distribution 'unigram', "
+                "got None; 'log-uniform' is for classes in the order of their frequency"
+            )
+        power: npt.NDArray[np.float64] = (frequencies / frequencies.max()) ** self.alpha
+        return power
+
+    @torch.no_grad()
+    def draw_classes(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Classes of a training step, with torch's global random state on the device of the head.
+
+        Args:
+            target: targets of the step, [N] int64; those outside [0, V) are left out.
+
+        Returns:
+            The classes of the draws and the targets, [U] int64, increasing; and log(m / c) of each,
+            [U] float64. It is -inf for a class that only targets have, with ``in_batch=False``.
+
+        Example:
+            >>> import torch, hstree
+            >>> options = {"negatives": 5, "distribution": "uniform", "in_batch": False}
+            >>> head = hstree.SampledSoftmax(8, 5, **options)
+            >>> head.draw_classes(torch.tensor([3, 0]))[0]
+            tensor([0, 1, 2, 3, 4])
+        """
+        classes, log_weight, _ = self._draw(target)
+        return classes, log_weight
+
+    @torch.no_grad()
+    def _draw(self, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """:meth:`draw_classes`, and the place of each target among the classes, -1 for an ignored
+        one."""
+        upper, k, n_classes = self.cumulative, self.negatives, self.n_classes
+        assert k is not None
+        per_part = upper[-1].double() / k
+        # One draw in each of K equal parts of the distribution: fewer repetitions than independent
+        # ones, and the same expected number of each class.
+        part = torch.arange(k, dtype=torch.float64, device=upper.device)
+        at = (part + torch.rand(k, dtype=torch.float64, device=upper.device)) * per_part
+        drawn = torch.searchsorted(upper, at.long(), right=True).clamp(max=n_classes - 1)
+        is_class = (target >= 0) & (target < n_classes)
+        # A row that is left out must add no class: it stands for one that is drawn.
+        known = torch.where(is_class, target, drawn[0])
+        classes = torch.cat([drawn, known]).sort().values
+        # Repetitions get m = 0, so that they may stay where their number must not be read.
+        has_values = type(classes) is Tensor and not classes.is_meta
+        if has_values and not torch.compiler.is_compiling() and not is_transformed():
+            classes = torch.unique_consecutive(classes)
+        place = torch.searchsorted(classes, known)
+        m = torch.zeros(classes.shape, dtype=torch.float64, device=classes.device)
+        m = m.index_add(0, torch.searchsorted(classes, drawn), torch.ones_like(at))
+        c = (upper[classes] - torch.where(classes > 0, upper[classes - 1], 0)) / per_part
+        if self.in_batch:
+            m = m.index_add(0, place, is_class.double())
+            # For each target the others are further draws, from the distribution of the text.
+            c = c + (is_class.sum() - 1).clamp(min=0) * self.share[classes]
+        # Marked targets stay marked: -1, and beyond the last class.
+        place = torch.where(is_class, place, torch.where(target < 0, -1, classes.shape[0]))
+        return classes, (m / c).log(), place
+
+    def _step(self, target: Tensor) -> Step:
+        if not (self.training and self.samples_in_training):
+            return super()._step(target)
+        classes, log_weight, place = self._draw(target)
+        if self.sparse and torch.compiler.is_compiling():
+            from hstree._uncompiled import uncompiled
+
+            weight, bias = uncompiled(gather_rows, self.weight, self.bias, classes, True)
+        else:
+            weight, bias = gather_rows(self.weight, self.bias, classes, self.sparse)
+        return Step(weight, bias, place, classes, log_weight)
+
+    def check_tables(self) -> None:
+        super().check_tables()
+        if self.negatives is None:
+            return
+        sums = self.cumulative
+        right = (sums.diff(prepend=sums.new_zeros(1)) > 0) & (sums < 2**53)
+        check_entries("cumulative", sums, right, "increasing numbers from 1, below 2^53")
+        if self.in_batch:
+            right = (self.share >= 0) & (self.share <= 1)
+            check_entries("share", self.share, right, "a number from 0 to 1")
+            total = self.share.sum(0, keepdim=True)
+            check_entries("share.sum()", total, (total - 1).abs() < 1e-6, "1")
+
+    def resize_tables(self, old: int, counts: npt.NDArray[np.float64] | None) -> None:
+        if self.negatives is None:
+            return
+        upper = self.cumulative.cpu().double()
+        width = resized_rows(upper.diff(prepend=upper.new_zeros(1)), self.n_classes).numpy()
+        self.register_table("cumulative", _cumulative(width if counts is None else self._mass()))
+        if self.in_batch:
+            share = resized_rows(self.share.cpu(), self.n_classes).numpy()
+            self.register_table("share", _share(share if counts is None else counts))
+
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        parameters = self.weight, self.bias
+        return [p for p in parameters if isinstance(p, nn.Parameter)] if self.sparse else []
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {
+            "negatives": self.negatives,
+            "in_batch": self.in_batch,
+            "distribution": self.distribution,
+            "alpha": self.alpha,
+            "sparse": self.sparse,
+        }
+
+    @classmethod
+    def from_config(
+        cls,
+        config: dict[str, Any],
+        tensors: Mapping[str, Tensor],
+        embedding: HasWeight | None = None,
+    ) -> Self:
+        # The distributions are saved, the frequencies are not.
+        counts = np.ones(config["n_classes"])
+        head = super().from_config(config | {"frequencies": counts}, tensors, embedding)
+        head.frequencies = None
+        return head
+
+    def extra_repr(self) -> str:
+        if self.negatives is None:
+            return super().extra_repr()
+        alpha = f", alpha={self.alpha}" if self.distribution == "unigram" else ""
+        return (
+            f"{super().extra_repr()}, negatives={self.negatives}, in_batch={self.in_batch}, "
+            f"distribution={self.distribution!r}{alpha}, sparse={self.sparse}"
+        )
+
+
+def _cumulative(mass: npt.NDArray[np.float64]) -> Tensor:
+    """Running sums [V] of whole numbers proportional to ``mass``, each at least 1, below 2^53: a
+    table that keeps its values whatever the dtype of the head, exact in float64."""
+    width = np.maximum((mass / mass.sum() * (2**53 - 2 * len(mass))).astype(np.int64), 1)
+    return torch.from_numpy(width.cumsum())
+
+
+def _share(frequencies: npt.NDArray[np.float64]) -> Tensor:
+    """The distribution [V] of the targets, float64."""
+    return torch.from_numpy(frequencies / frequencies.sum())
+
+
+def gather_rows(
+    weight: Tensor, bias: Tensor | None, classes: Tensor, sparse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Rows [U, D] of the weight and [U] of the bias."""
+    of_bias = None if bias is None else with_rows(bias, classes, sparse=sparse)[1]
+    return with_rows(weight, classes, sparse=sparse)[1], of_bias

@@ -6,21 +6,27 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree._checks import check_bool, check_int, check_number, check_tensor, check_up_to
+from hstree._checks import (
+    check_bool,
+    check_entries,
+    check_int,
+    check_number,
+    check_tensor,
+    check_up_to,
+)
 from hstree._numerics import draw_columns, no_autocast
-from hstree.heads.base import Head, HeadOptions
-from hstree.heads.exclude import topk_without
-from hstree.heads.losses import mask_candidates, split_rows
-from hstree.heads.tables import Tables, adopt_tables, check_entries
-from hstree.heads.tying import HasWeight, weight_to_tie
+from hstree.heads.base import Head
+from hstree.heads.rows import split_rows, topk_without
+from hstree.heads.state import HasWeight, Tables, weight_to_tie
 from hstree.ops.screened_topk import BLOCK, Screened, quantize_preview, screened_topk
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Self
 
 BITS = (4, 8)
 AGREEMENT = 0.998
@@ -61,7 +67,7 @@ class ScreenedSoftmax(Tables, Head):
         scale: factor of the scores, positive.
         soft_cap: bound of the scaled scores, positive; None: no bound.
         embedding: the linear layer.
-        **options: further arguments of :class:`Head`.
+        ignore_index, ..., frequencies: see :class:`Head`.
 
     Example:
         >>> import torch, hstree
@@ -83,7 +89,7 @@ class ScreenedSoftmax(Tables, Head):
     rotation: Tensor
     rotation_bias: Tensor
     preview: Tensor
-    scale: Tensor
+    row_scale: Tensor
     offset: Tensor
 
     def __init__(
@@ -99,10 +105,24 @@ class ScreenedSoftmax(Tables, Head):
         scale: float = 1.0,
         soft_cap: float | None = None,
         embedding: HasWeight | None = None,
-        **options: Unpack[HeadOptions],
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        class_weight: Any = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        frequencies: npt.ArrayLike | None = None,
     ) -> None:
-        super().__init__(in_features, n_classes, **options)
-        self.logit_scale = check_number("scale", scale, positive=True)
+        super().__init__(
+            in_features,
+            n_classes,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            class_weight=class_weight,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            frequencies=frequencies,
+        )
+        self.scale = check_number("scale", scale, positive=True)
         self.soft_cap = soft_cap
         if soft_cap is not None:
             self.soft_cap = check_number("soft_cap", soft_cap, positive=True)
@@ -124,7 +144,7 @@ class ScreenedSoftmax(Tables, Head):
             ("rotation", (rows, in_features), torch.float32),
             ("rotation_bias", (rows,), torch.float32),
             ("preview", (blocks, groups, BLOCK, 4), dtype),
-            ("scale", (BLOCK * blocks,), torch.float32),
+            ("row_scale", (BLOCK * blocks,), torch.float32),
             ("offset", (BLOCK * blocks,), torch.float32),
         ):
             self.register_table(name, torch.zeros(size, dtype=kind, device="cpu"))
@@ -236,11 +256,11 @@ class ScreenedSoftmax(Tables, Head):
         return chosen[1]
 
     def check_tables(self) -> None:
-        for name in ("rotation", "rotation_bias", "scale"):
+        for name in ("rotation", "rotation_bias", "row_scale"):
             table = getattr(self, name)
             check_entries(name, table, table.isfinite(), "a finite number")
-        scale, offset = self.scale, self.offset
-        check_entries("scale", scale, scale >= 0, "a number of at least 0")
+        scale, offset = self.row_scale, self.offset
+        check_entries("row_scale", scale, scale >= 0, "a number of at least 0")
         check_entries("offset", offset, offset < torch.inf, "a number below infinity")
         padding = offset[self.n_classes :]
         check_entries("offset of padding", padding, padding == -torch.inf, "-inf")
@@ -265,14 +285,14 @@ class ScreenedSoftmax(Tables, Head):
             if self.rank == self.in_features:
                 query = torch.cat([hidden.float(), query], 1)
             return screened_topk(
-                query, self.preview, self.scale, self.offset, hidden, self.weight.detach(),
+                query, self.preview, self.row_scale, self.offset, hidden, self.weight.detach(),
                 self.bias, n, k, temperature=temperature, all_scores=all_scores,
             )  # fmt: skip
 
     def _screened(
         self, hidden: Tensor, n: int, k: int, temperature: float = 1.0, all_scores: bool = False
     ) -> Screened:
-        factor, cap = self.logit_scale, self.soft_cap
+        factor, cap = self.scale, self.soft_cap
         if cap is None:
             found = self._found(hidden, n, k, temperature / factor, all_scores)
             if factor == 1:
@@ -287,19 +307,10 @@ class ScreenedSoftmax(Tables, Head):
         classes, scores = found.classes[:, :k], scores if all_scores else scores[:0]
         return Screened(score[:, :k], classes, log_rest, log_normalizer, scores)
 
-    def scores(self, hidden: Tensor) -> Tensor:
-        """Scores [..., V] of all classes without gradients, float32: hidden [..., D]. Exact for the
-        ``exact`` best previews, previews for all others; on the scale of the linear layer.
-
-        Example:
-            >>> import torch, hstree
-            >>> linear, hidden = torch.nn.Linear(64, 1000), torch.randn(512, 64)
-            >>> head = hstree.ScreenedSoftmax.from_linear(linear, hidden, exact=1000).eval()
-            >>> torch.allclose(head.scores(hidden[:4]), linear(hidden[:4]), atol=1e-4)
-            True
-        """
-        found = self._screened(self._queried(hidden), self.exact, 1, all_scores=True)
-        return found.scores.view(*hidden.shape[:-1], self.n_classes)
+    def class_scores(self, hidden: Tensor) -> Tensor:
+        """Exact for the ``exact`` best previews, previews for all others; on the scale of the
+        linear layer."""
+        return self._screened(hidden, self.exact, 1, all_scores=True).scores
 
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         if self.training:
@@ -364,22 +375,12 @@ class ScreenedSoftmax(Tables, Head):
             log_prob[rows] = torch.where(rest[rows], of_drawn, log_prob[rows])
         return classes, log_prob
 
-    def candidate_rows(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
-        parts = [
-            self.tempered_log_prob(rows, temperature).gather(
-                1, classes.clamp(0, self.n_classes - 1)
-            )
-            for rows, classes in split_rows(self.n_classes, hidden, candidates)
-        ]
-        return mask_candidates(torch.cat(parts), candidates, self.n_classes)
-
-    def _apart(self) -> Iterator[Tensor]:
+    def tied_parameters(self) -> Iterator[Tensor]:
         return self.parameters()
 
     def config(self) -> dict[str, Any]:
-        names = ("rank", "bits", "exact", "agreement", "tied", "soft_cap")
-        own = {name: getattr(self, name) for name in names}
-        own |= {"scale": self.logit_scale, "bias": self.bias is not None}
+        names = ("rank", "bits", "exact", "agreement", "tied", "scale", "soft_cap")
+        own = {name: getattr(self, name) for name in names} | {"bias": self.bias is not None}
         return super().config() | own
 
     @classmethod
@@ -389,15 +390,8 @@ class ScreenedSoftmax(Tables, Head):
         tensors: Mapping[str, Tensor],
         embedding: HasWeight | None = None,
     ) -> Self:
-        options = dict(config)
-        tied = options.pop("tied")
-        head = cls(
-            **options,
-            embedding=embedding if tied else None,
-            class_weight=tensors.get("class_weight"),
-        )
-        head.tied = tied
-        adopt_tables(head, tensors)
+        head = super().from_config(config, tensors, embedding)
+        head.tied = config["tied"]
         return head
 
     def extra_repr(self) -> str:
@@ -463,7 +457,7 @@ class _Axes(NamedTuple):
         head.register_table("rotation", rotation)
         head.register_table("rotation_bias", -(rotation @ self.mean_context))
         head.register_table("preview", preview)
-        head.register_table("scale", scale)
+        head.register_table("row_scale", scale)
         head.register_table("offset", offset)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hstree._checks import (
     check_bool,
     check_choice,
+    check_entries,
     check_frequencies,
     check_int,
     check_seed,
@@ -34,12 +35,10 @@ from hstree._numerics import (
     sum_dtype,
 )
 from hstree._progress import track
-from hstree.heads.base import Head, HeadOptions, LossOptions
-from hstree.heads.exclude import is_excluded
+from hstree.heads.base import Head
 from hstree.heads.gate import GATES, UniformGate
-from hstree.heads.losses import mask_candidates, split_rows, tempered
-from hstree.heads.tables import Tables, adopt_tables, check_entries, fill, saved_tables
-from hstree.heads.tying import HasWeight, weight_to_tie
+from hstree.heads.rows import is_excluded, mask_candidates, split_rows, tempered
+from hstree.heads.state import HasWeight, Tables, adopt_tables, fill, saved_tables, weight_to_tie
 from hstree.ops import (
     default_chunk_rows,
     group_log_prob,
@@ -58,7 +57,7 @@ from hstree.trees.tables import table_sizes
 from hstree.trees.vectors import Context, count_classes
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Self
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -422,16 +421,6 @@ class Groups(Below):
             fill(self.bias, np.log(frequencies) - np.log(frequencies.sum()))
 
 
-class TreeOptions(LossOptions, total=False):
-    """Keywords of :class:`TreeEnsemble` that the constructors which build trees pass on."""
-
-    subset_size: int | None
-    gate: str
-    groups: bool | None
-    embedding: HasWeight | None
-    sparse: bool
-
-
 class TreeEnsemble(Head):
     r"""A mixture of T hierarchical softmaxes, each with its own tree.
 
@@ -520,7 +509,7 @@ class TreeEnsemble(Head):
         embedding: HasWeight | None = None,
         sparse: bool = False,
         seed: int = 0,
-        **options: Unpack[HeadOptions],
+        **options: Any,
     ) -> None:
         super().__init__(in_features, n_classes, **options)
         trees = check_trees(trees, self.n_classes)
@@ -567,7 +556,7 @@ class TreeEnsemble(Head):
         clusters: int | None = None,
         binary: bool | None = None,
         seed: int = 0,
-        **options: Unpack[TreeOptions],
+        **options: Any,
     ) -> Self:
         """An ensemble built from class counts; before training it gives their distribution.
 
@@ -625,7 +614,7 @@ class TreeEnsemble(Head):
         contexts: Sequence[Context] = CONTEXTS,
         tree_options: Mapping[str, Any] | None = None,
         seed: int = 0,
-        **options: Unpack[TreeOptions],
+        **options: Any,
     ) -> Self:
         """An ensemble whose trees cluster the classes of a text by their contexts.
 
@@ -676,7 +665,7 @@ class TreeEnsemble(Head):
         clusters: int | None = None,
         binary: bool | None = None,
         seed: int = 0,
-        **options: Unpack[TreeOptions],
+        **options: Any,
     ) -> Self:
         """An ensemble whose trees cluster classes by vectors of any kind, such as word vectors, the
         rows of a trained softmax, or for classification with many labels
@@ -1019,7 +1008,7 @@ class TreeEnsemble(Head):
         mine = [self.below.bias] if self.tied else [self.below.weight, self.below.bias]
         return [parameter for parameter in mine if isinstance(parameter, nn.Parameter)]
 
-    def _apart(self) -> list[Tensor]:
+    def tied_parameters(self) -> list[Tensor]:
         return [self.output_embedding] if self.tied else []
 
     def config(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hstree._numerics import at_least_float32
-from hstree.heads import FlatHead, ForestSoftmax, Mixtape
+from hstree.heads import ForestSoftmax, Mixtape, Softmax
 from hstree.heads.functions import PLIF
 from hstree.lm.model import LanguageModel, read_contexts
 from hstree.lm.report import Table, decimals, legend, line_style, panels, plain
@@ -127,9 +127,9 @@ class FunctionView:
     the next words."""
 
 
-def check_function_head(model: LanguageModel) -> FlatHead:
+def check_function_head(model: LanguageModel) -> Softmax:
     head = model.head
-    if not isinstance(head, FlatHead) or isinstance(head, (Mixtape, ForestSoftmax)):
+    if not isinstance(head, Softmax) or isinstance(head, (Mixtape, ForestSoftmax)):
         raise ValueError(
             "model: expected a head that is a softmax, or a mixture of softmaxes, of f(W h + b), "
             f"got the head {head.name!r}, which applies no function to its logits"
@@ -207,7 +207,7 @@ def weighted_quantile(values: FloatArray, weight: npt.NDArray[Any], share: float
 
 
 @torch.no_grad()
-def _logits(model: LanguageModel, head: FlatHead, tokens: Any) -> Iterator[tuple[Tensor, Tensor]]:
+def _logits(model: LanguageModel, head: Softmax, tokens: Any) -> Iterator[tuple[Tensor, Tensor]]:
     """Logits [n, V] of one component in a few contexts, and the words that follow."""
     for hidden, target in read_contexts(model, tokens):
         latent, _ = head.components(head.encode(hidden))

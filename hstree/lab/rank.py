@@ -31,8 +31,7 @@ import torch
 from torch import Tensor
 
 from hstree._numerics import dtype_name
-from hstree.heads import Head, MixtureOfContexts, Softmax
-from hstree.heads.functions import Identity
+from hstree.heads import Head, Softmax
 from hstree.lm.cli import Argument
 from hstree.lm.cli import count as whole
 from hstree.lm.model import LanguageModel, read_stream
@@ -77,7 +76,7 @@ def effective_rank(singular_values: npt.ArrayLike, epsilon: float) -> int:
 def softmax_rank_bound(head: Head) -> int | None:
     """The bound d + 1, or d + 2 with a bias, of a head that is a softmax over d features; None for
     other heads."""
-    if isinstance(head, (Softmax, MixtureOfContexts)) and isinstance(head.function, Identity):
+    if isinstance(head, Softmax) and head.has_linear_scores:
         return head.weight.shape[1] + 1 + (head.bias is not None)
     return None
 

@@ -34,9 +34,8 @@ from hstree._files import Content
 from hstree._memory import ran_out
 from hstree._progress import track
 from hstree.heads import Head, build_head, head_class, head_options
-from hstree.heads.class_sampler import ClassSampler
-from hstree.heads.tables import Tables
-from hstree.heads.tying import TyingError
+from hstree.heads.sampled import SampledSoftmax
+from hstree.heads.state import Tables, TyingError
 from hstree.lm.config import (
     RESUMABLE,
     SHORTEST_WINDOW,
@@ -844,9 +843,9 @@ class Trainer:
         self.records: list[EpochRecord] = []
         self.best: EpochRecord | None = None
         head = model.head
-        self._samples = isinstance(head, ClassSampler) and head.negatives is not None
+        self._samples = isinstance(head, SampledSoftmax) and head.negatives is not None
         # Other heads do not read the setting.
-        if config.all_classes and isinstance(head, ClassSampler) and not self._samples:
+        if config.all_classes and isinstance(head, SampledSoftmax) and not self._samples:
             raise ConfigError(
                 "--all-classes: expected --head-option negatives=N with the head "
                 f"{config.head!r}, got it without negatives"

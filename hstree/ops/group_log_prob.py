@@ -83,8 +83,8 @@ def group_log_prob(
     Source: Goodman, Classes for fast maximum entropy training, ICASSP 2001.
     """
     if autocasts(hidden.device) and hidden.is_floating_point():
-        if weight.is_cuda and weight.dtype != torch.float64:  # products of 16 bits are faster there
-            low = torch.get_autocast_dtype("cuda")
+        if has_tensor_cores(weight) and weight.dtype != torch.float64:
+            low = torch.get_autocast_dtype(weight.device.type)
             weight, bias = cast(weight, low), None if bias is None else cast(bias, low)
         hidden = hidden.to(weight.dtype)
     tables = target, cluster, order, begin, max_width
@@ -97,6 +97,12 @@ def group_log_prob(
         return _sparse(hidden, weight, bias, *tables)
     log_prob: Tensor = _call(hidden, weight, bias, *tables)[0]
     return log_prob
+
+
+def has_tensor_cores(weight: Tensor) -> bool:
+    """Whether products of 16 bits are faster than those of float32. The kernels of the CPU compute
+    both in float32, and a cast would cost O(V D) there for nothing."""
+    return weight.is_cuda
 
 
 def _fake(

@@ -20,7 +20,7 @@ from fuzz.scale import cases
 from fuzz.some_heads import HEAD_SETTINGS, HeadSetting, build, make
 from fuzz.tensors import same_bits, truth
 from hstree.heads import Head, head_names
-from hstree.heads.tables import Tables
+from hstree.heads.state import Tables
 
 SHAPES = st.sampled_from([(5,), (), (2, 3), (0,), (1, 0, 4), (17,)])
 

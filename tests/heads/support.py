@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -22,13 +23,9 @@ from hstree.heads import (
     MixtureOfSoftmaxes,
     MonotonicNetwork,
     SampledSoftmax,
-    SigSoftmax,
     Softmax,
     TreeEnsemble,
-    build_head,
 )
-from hstree.heads.trees.layout import Layout
-from hstree.heads.trees.nodes import Block
 from hstree.trees import Tree, build_ensemble
 
 D, V = 10, 37
@@ -42,11 +39,15 @@ def vectors(n_classes: int = V) -> npt.NDArray[np.float64]:
 
 
 def trees(
-    recipe: str = "huffman", n_trees: int = 1, root: int = 1, leaf: int = 1, n_classes: int = V
+    recipe: str = "huffman",
+    n_trees: int = 1,
+    clusters: int | None = None,
+    binary: bool = False,
+    n_classes: int = V,
 ) -> list[Tree]:
     frequencies = np.resize(FREQUENCIES, n_classes)
     return build_ensemble(
-        recipe, n_classes, n_trees, frequencies, vectors(n_classes), 3, root, leaf
+        recipe, n_classes, n_trees, frequencies, vectors(n_classes), 3, clusters, binary
     )
 
 
@@ -54,28 +55,18 @@ def embedding() -> nn.Embedding:
     return nn.Embedding(V, D)
 
 
-def _trees(n_trees: int, root: int, leaf: int, **options: Any) -> Callable[..., Head]:
+def _trees(
+    n_trees: int, clusters: int | None, binary: bool, recipe: str = "huffman", **options: Any
+) -> Callable[..., Head]:
     def build(**more: Any) -> Head:
-        return TreeEnsemble(
-            D,
-            V,
-            trees("huffman", n_trees, root, leaf),
-            frequencies=FREQUENCIES,
-            **options,
-            **more,
-        )
+        built = trees(recipe, n_trees, clusters, binary)
+        return TreeEnsemble(D, V, built, frequencies=FREQUENCIES, **options, **more)
 
     return build
 
 
-def _leaves_tied(**more: Any) -> Head:
-    built = trees("cluster", 2, 8, 4)
-    return TreeEnsemble(D, V, built, node_vectors="leaves", embedding=embedding(), **more)
-
-
-def parts(head: TreeEnsemble, hidden: Tensor) -> tuple[list[Block], Layout, Tensor, Tensor]:
-    """What the functions of :mod:`hstree.heads.trees.queries` read first."""
-    return head.nodes(head.layout), head.layout, hidden, head.log_gate(hidden)
+def _tied(**more: Any) -> Head:
+    return TreeEnsemble(D, V, trees("cluster", 2, 8), embedding=embedding(), **more)
 
 
 Formula: TypeAlias = Callable[[Any, Tensor], Tensor]
@@ -88,23 +79,17 @@ EVERY_CLASS: dict[str, Any] = {"negatives": V, "distribution": "uniform", "in_ba
 
 HEADS: dict[str, Callable[..., Head]] = {
     "softmax": lambda **more: Softmax(D, V, frequencies=FREQUENCIES, **more),
-    "softmax, no bias": lambda **more: Softmax(D, V, bias=False, **more),
-    "softmax, tied": lambda **more: Softmax(D, V, embedding=embedding(), **more),
-    "softmax, scaled and capped": lambda **more: Softmax(D, V, scale=0.7, soft_cap=40.0, **more),
-    "sigsoftmax": lambda **more: SigSoftmax(D, V, frequencies=FREQUENCIES, **more),
+    "softmax, capped, no bias": lambda **more: Softmax(
+        D, V, scale=0.7, soft_cap=40.0, bias=False, **more
+    ),
     "gss": lambda **more: GSS(D, V, c=-0.5, k=2.5, **more),
-    "plif": lambda **more: PLIF(D, V, frequencies=FREQUENCIES, **PIECES, **more),
     "plif, tied": lambda **more: PLIF(D, V, embedding=embedding(), **PIECES, **more),
-    "plif-frozen": lambda **more: build_head("plif-frozen", D, V, **PIECES, **more),
     "monotonic": lambda **more: MonotonicNetwork(D, V, units=9, intervals=512, **more),
     "mos": lambda **more: MixtureOfSoftmaxes(
         D, V, components=3, latent_features=7, frequencies=FREQUENCIES, **more
     ),
     "mos, tied": lambda **more: MixtureOfSoftmaxes(
         D, V, components=2, embedding=embedding(), **more
-    ),
-    "mos-plif": lambda **more: build_head(
-        "mos-plif", D, V, components=3, latent_features=7, function_options=PIECES, **more
     ),
     "moc": lambda **more: MixtureOfContexts(D, V, components=3, latent_features=7, **more),
     "mixtape": lambda **more: Mixtape(
@@ -116,26 +101,31 @@ HEADS: dict[str, Callable[..., Head]] = {
     "forest": lambda **more: ForestSoftmax(
         D, V, n_trees=3, clusters=6, frequencies=FREQUENCIES, **more
     ),
-    "forest, tied": lambda **more: ForestSoftmax(
-        D, V, trees=trees("cluster", 2, 8), gate="constant", embedding=embedding(), **more
-    ),
-    "forest, sampled, sparse": lambda **more: ForestSoftmax(
-        D, V, n_trees=2, clusters=5, sparse=True, **EVERY_CLASS, **more
+    "forest, sampled, sparse, tied": lambda **more: ForestSoftmax(
+        D,
+        V,
+        trees=trees("cluster", 2, 8),
+        gate="constant",
+        embedding=embedding(),
+        sparse=True,
+        **EVERY_CLASS,
+        **more,
     ),
     "sampled": lambda **more: SampledSoftmax(D, V, frequencies=FREQUENCIES, **EVERY_CLASS, **more),
     "sampled, sparse, tied": lambda **more: SampledSoftmax(
         D, V, embedding=embedding(), sparse=True, **EVERY_CLASS, **more
     ),
-    "trees": _trees(1, 1, 1),
-    "trees, sparse": _trees(2, 8, 4, sparse=True, gate="constant"),
-    "trees, wide, subset, context": _trees(3, 8, 5, subset_size=4, gate="context", seed=5),
-    "trees, leaves": _trees(2, 8, 5, node_vectors="leaves", subset_size=6, gate="context"),
-    "trees, leaves, sparse": _trees(3, 9, 4, node_vectors="leaves", sparse=True, gate="uniform"),
-    "trees, leaves, tied": _leaves_tied,
+    "trees": _trees(1, None, True),
+    "trees, sparse": _trees(2, 8, True, sparse=True, gate="constant"),
+    "trees, subset": _trees(3, 8, True, subset_size=4, gate="context", seed=5),
+    "trees, groups": _trees(2, 8, False, subset_size=6, gate="context"),
+    "trees, groups, sparse": _trees(3, 9, False, sparse=True, gate="uniform"),
+    "trees, groups, tied": _tied,
 }
-"""By description, which begins with the registered name; each takes the options of Head."""
+"""One for each path through the code; by description, which begins with the registered name. Each
+takes the options of Head."""
 
-SOME = ("softmax", "mos, tied", "adaptive", "trees, leaves")
+SOME = ("softmax", "mos, tied", "adaptive", "trees, groups")
 """Kinds for what :class:`Head` does for all of them."""
 
 
@@ -298,54 +288,39 @@ def probabilities(head: TreeEnsemble, hidden: Tensor) -> Any:
         gate = _softmax(_array(head.gate.logits))[None].repeat(len(h), 0)
     else:
         gate = _softmax(h @ _array(head.gate.linear.weight).T + _array(head.gate.linear.bias))
-    blocks = ("binary_", "wide_", "root_")
-    biases = [_array(getattr(head.nodes, f"{block}bias")) for block in blocks]
-    leaves = head.node_vectors == "leaves"
-    embedding = _array(head.output_embedding) if leaves else None
-    leaf_bias = _array(head.nodes.leaf_bias)
-    weights = [_array(getattr(head.nodes, f"{block}weight")) for block in blocks]
+    weight, bias = _array(head.below.weight), _array(head.below.bias)
+    of_root = (None, None)
+    if head.roots is not None:
+        of_root = _array(head.roots.weight), _array(head.roots.bias)
     for t, tree in enumerate(head.trees):
-        features = (
-            slice(None)
-            if head.layout.feature_index is None
-            else head.layout.feature_index[t].tolist()
-        )
-        x = h[:, features]
-        used = [0, 0, 0]
+        index = head.below.feature_index
+        features = slice(None) if index is None else index[t].tolist()
+        x, nested, numbers = h[:, features], tree.to_nested(), itertools.count()
 
-        def visit(
-            item: Any,
-            p: Any,
-            root: bool,
-            t: int = t,
-            x: Any = x,
-            used: Any = used,
-            features: Any = features,
-        ) -> None:
+        def below(item: Any, p: Any, t: int = t, x: Any = x, numbers: Any = numbers) -> None:
+            """A class, a group, or a binary node; the next one in preorder."""
             if not isinstance(item, tuple):
                 result[:, item] += gate[:, t] * p
                 return
-            block = 0 if len(item) == 2 else 2 if root else 1
-            if leaves and block < 2 and all(isinstance(child, int) for child in item):
-                share = _softmax(h @ embedding[list(item)].T + leaf_bias[t, list(item)])
-                for k, child in enumerate(item):
-                    visit(child, p * share[:, k], False)
-                return
-            rows = slice(used[block], used[block] + (1 if block == 0 else len(item)))
-            used[block] = rows.stop
-            if leaves and root and block == 2:
-                w = np.zeros((len(item), x.shape[1]))
-                for k, child in enumerate(item):
-                    if isinstance(child, int):
-                        w[k] = embedding[child, features]
-                if weights[2] is not None:
-                    w += weights[2][t]
+            if head.groups:
+                classes = list(item)
+                share = _softmax(h @ weight[classes].T + bias[t, classes])
             else:
-                w = weights[block][t, rows]
-            z = x @ w.T + biases[block][t, rows]
-            share = _softmax(np.concatenate([z, 0 * z], 1) if block == 0 else z)
+                node = next(numbers)
+                z = x @ weight[t, node] + bias[t, node]
+                share = _softmax(np.stack([z, 0 * z], 1))
             for k, child in enumerate(item):
-                visit(child, p * share[:, k], False)
+                below(child, p * share[:, k])
 
-        visit(tree.to_nested(), np.ones(len(h)), True)
+        if head.roots is None:
+            below(nested, np.ones(len(h)))
+            continue
+        assert isinstance(nested, tuple)
+        own = np.zeros((len(nested), x.shape[1])) if of_root[0] is None else of_root[0][t].copy()
+        if head.groups:  # a cluster of one class adds its row of E
+            for k, child in enumerate(nested):
+                own[k] += 0 if isinstance(child, tuple) else weight[child, features]
+        share = _softmax(x @ own.T + of_root[1][t])
+        for k, child in enumerate(nested):
+            below(child, share[:, k])
     return result

@@ -100,7 +100,7 @@ import itertools, os
 import torch
 from heads.support import make
 
-for parent, kind in itertools.product((1, 2), ("trees, leaves", "trees", "softmax")):
+for parent, kind in itertools.product((1, 2), ("trees, groups", "trees", "softmax")):
     torch.set_num_threads(parent)
     head = make(kind)
     hidden = torch.randn(4000, head.in_features, requires_grad=True)

@@ -98,7 +98,6 @@ FORMULAS: dict[str, tuple[Callable[..., Head], Any]] = {
     ),
     "sigsoftmax": (SigSoftmax, sigsoftmax),
     "gss": (GSS, gss),
-    "gss, c = 0.3, k = 0.5": (lambda *size, **more: GSS(*size, c=0.3, k=0.5, **more), gss),
     "plif": (lambda *size, **more: PLIF(*size, **PIECES, **more), plif),
     "plif-frozen": (lambda *size, **more: build_head("plif-frozen", *size, **PIECES, **more), plif),
     "plif, one interval": (
@@ -118,17 +117,12 @@ every_formula = pytest.mark.parametrize("kind", FORMULAS)
 
 @every_formula
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-def test_formula(kind: str, bias: bool) -> None:
+def test_formula(kind: str, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and with a bias a few rows at a time: sums over chunks."""
     build, formula = FORMULAS[kind]
+    if bias:
+        monkeypatch.setitem(CHUNK_BYTES, "cpu", 3 * V * 8)
     check_formula(randomise(build(D, V, bias=bias)), formula, atol=TOLERANCE[kind])
-
-
-@every_formula
-def test_formula_in_chunks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few rows at a time: sums over chunks."""
-    monkeypatch.setitem(CHUNK_BYTES, "cpu", 3 * V * 8)
-    build, formula = FORMULAS[kind]
-    check_formula(randomise(build(D, V)), formula, atol=TOLERANCE[kind])
 
 
 @every_formula
@@ -260,14 +254,6 @@ def test_state_dict_names() -> None:
     assert list(MonotonicNetwork(D, V).state_dict()) == names
 
 
-def test_equals_linear_and_cross_entropy(device: torch.device) -> None:
-    head = Softmax(D, V, frequencies=FREQUENCIES).to(device)
-    hidden, target = draw(20, D).to(device), draw_targets(20).to(device)
-    z = F.linear(hidden, head.weight, head.bias)
-    torch.testing.assert_close(head.log_prob(hidden), z.log_softmax(-1), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(head(hidden, target).loss, F.cross_entropy(z, target))
-
-
 @pytest.mark.parametrize("build", [Softmax, SigSoftmax, GSS, PLIF, MonotonicNetwork])
 def test_initial_values(build: Any) -> None:
     head = build(D, V)
@@ -338,15 +324,10 @@ def test_frequencies_of_all_magnitudes() -> None:
     ("build", "options", "match"),
     [
         (GSS, {"k": 0.0}, "k: expected a finite positive number, got 0.0"),
-        (GSS, {"k": -1.0}, "k: expected a finite positive number, got -1.0"),
-        (GSS, {"k": math.inf}, "k: expected a finite positive number, got inf"),
         (GSS, {"c": math.nan}, "c: expected a finite number, got nan"),
         (GSS, {"k": "2"}, "k: expected a finite positive number, got '2'"),
         (PLIF, {"intervals": 12.5}, "intervals: expected a whole number from 1 to 16777216"),
-        (PLIF, {"intervals": 0}, "intervals: expected a whole number from 1 to 16777216"),
         (PLIF, {"radius": 0.0}, "radius: expected a finite positive number, got 0.0"),
-        (PLIF, {"radius": math.nan}, "radius: expected a finite positive number, got nan"),
-        (PLIF, {"intervals": -3}, "intervals: expected a whole number from 1 to 16777216"),
         (MonotonicNetwork, {"units": 0}, "units: expected a whole number from 1 to 16777216"),
         (
             MonotonicNetwork,

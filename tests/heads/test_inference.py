@@ -83,18 +83,14 @@ def test_temperature(kind: str, temperature: float, device: torch.device) -> Non
         torch.testing.assert_close(log_prob, wanted.gather(1, classes).detach())
 
 
-@pytest.mark.parametrize("node_vectors", ["free", "leaves"])
+@pytest.mark.parametrize("binary", [False, True])
 @pytest.mark.parametrize("gate", ["uniform", "constant", "context"])
 @pytest.mark.parametrize("recipe", ["random", "huffman", "cluster"])
-def test_draws_of_trees_follow_their_distribution(
-    recipe: str, gate: str, node_vectors: str
-) -> None:
+def test_draws_of_trees_follow_their_distribution(recipe: str, gate: str, binary: bool) -> None:
     """Chi-square of 20,000 draws at temperature 1 against the log-probabilities of all classes, for
-    every recipe, gate and kind of node vectors."""
-    built = trees(recipe, n_trees=3, root=8, leaf=4)
-    head = TreeEnsemble(
-        D, V, built, gate=gate, node_vectors=node_vectors, frequencies=FREQUENCIES, seed=3
-    )
+    every recipe, gate and shape."""
+    built = trees(recipe, 3, 8, binary)
+    head = TreeEnsemble(D, V, built, gate=gate, frequencies=FREQUENCIES, seed=3)
     hidden, count = draw(2, D, seed=4), 20_000
     head = randomise(head.eval(), scale=0.4)
     classes = head.sample(hidden, count, generator=torch.Generator().manual_seed(6))
@@ -109,11 +105,11 @@ def test_draws_of_trees_follow_their_distribution(
 
 def test_temperature_of_a_flat_tree_is_that_of_a_softmax() -> None:
     linear, hidden = torch.nn.Linear(D, V), draw(3, D)
-    head = TreeEnsemble(D, V, [huffman_tree(FREQUENCIES, root=V)])
+    head = TreeEnsemble(D, V, [huffman_tree(FREQUENCIES, clusters=V)])
     order = torch.from_numpy(head.trees[0].order.copy()).long()
     with torch.no_grad():
-        head.nodes.root_weight.copy_(linear.weight[order])
-        head.nodes.root_bias.copy_(linear.bias[order])
+        head.roots.weight[0].copy_(linear.weight[order])
+        head.roots.bias[0].copy_(linear.bias[order])
     classes, log_prob = head.sample(hidden, 20, temperature=0.4, return_log_prob=True)
     wanted = (linear(hidden) / 0.4).log_softmax(1).gather(1, classes)
     torch.testing.assert_close(log_prob, wanted.detach(), rtol=1e-5, atol=1e-5)
@@ -170,7 +166,7 @@ def test_the_ignored_candidate_can_be_chosen(kind: str) -> None:
 
 def test_trees_compile_candidates() -> None:
     counts = torch.arange(1200, 0, -1)
-    head = TreeEnsemble.from_counts(D, counts, n_trees=2, root=32, gate="context")
+    head = TreeEnsemble.from_counts(D, counts, n_trees=2, clusters=32, gate="context")
     hidden, candidates = draw(4, D), torch.randint(1200, (4, 6))
     wanted = head.candidate_log_prob(hidden, candidates)
     compiled = torch.compile(head.candidate_log_prob, fullgraph=True, backend="aot_eager")
@@ -180,7 +176,7 @@ def test_trees_compile_candidates() -> None:
 
 
 def test_trees_compile_and_export_draws() -> None:
-    head = TreeEnsemble.from_counts(D, torch.arange(1200, 0, -1), n_trees=2, root=32).eval()
+    head = TreeEnsemble.from_counts(D, torch.arange(1200, 0, -1), n_trees=2, clusters=32).eval()
     hidden = draw(4, D)
 
     def draws(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from heads.support import HEADS, SOME, D, V, draw, draw_targets, make, randomise
 from hstree.heads import Head, HeadOutput, Softmax, TreeEnsemble, load_head
-from hstree.heads.tables import EXTRA_STATE, Tables
+from hstree.heads.state import EXTRA_STATE, Tables
 
 every_head = pytest.mark.parametrize("kind", HEADS)
 some_heads = pytest.mark.parametrize("kind", SOME)
@@ -99,7 +99,7 @@ def test_deferred_initialisation(kind: str) -> None:
         nn.Embedding(V, D)
     head.reset_parameters()
     for key, value in wanted.state_dict().items():
-        if not (wanted.config().get("tied") and key in ("weight", "nodes.output_embedding")):
+        if not (wanted.config().get("tied") and key in ("weight", "below.weight")):
             assert torch.equal(head.state_dict()[key], value), key
     if not wanted.config().get("tied"):
         check_equal(head, wanted)
@@ -116,7 +116,7 @@ def test_modules_reset_one_by_one(kind: str) -> None:
             module.reset_parameters()
     fixed = [key for key in first if torch.equal(first[key], second[key])]
     assert all(torch.equal(head.state_dict()[key], first[key]) for key in fixed)
-    assert bool(fixed) != (kind in ("softmax, no bias", "plif"))
+    assert bool(fixed) != (kind == "softmax, capped, no bias")
 
 
 @some_heads
@@ -217,7 +217,7 @@ def test_inference_mode_leaves_no_trace(kind: str, use: Callable[..., Any]) -> N
     assert grads[0]
 
 
-@pytest.mark.parametrize("kind", ["trees", "trees, wide, subset, context", "softmax"])
+@pytest.mark.parametrize("kind", ["trees", "trees, subset", "softmax"])
 def test_made_in_inference_mode(kind: str) -> None:
     """It computes there; in training torch says what is wrong."""
     hidden, target = draw(6, D), draw_targets(6)
@@ -255,7 +255,7 @@ def test_default_dtype_float64(kind: str, tmp_path: Any, float64_by_default: Non
 def test_constructors_in_float64(float64_by_default: None) -> None:
     for head in (
         TreeEnsemble.from_counts(D, [5, 3, 2, 1, 1]),
-        TreeEnsemble.from_tokens(D, 5, [0, 1, 2, 3, 4, 0, 1], node_vectors="leaves"),
+        TreeEnsemble.from_tokens(D, 5, [0, 1, 2, 3, 4, 0, 1], groups=True),
         TreeEnsemble.from_vectors(D, torch.randn(5, 3)),
     ):
         assert all(parameter.dtype == torch.float64 for parameter in head.parameters())
@@ -323,7 +323,7 @@ class Uses(nn.Module):
 
 
 USES = ("loss", "log_prob", "topk", "predict")
-QUICK = ("softmax", "trees", "trees, leaves")
+QUICK = ("softmax", "trees", "trees, groups")
 
 
 def exported(module: Uses) -> torch.export.ExportedProgram:
@@ -388,7 +388,7 @@ def run_cold(kinds: Iterable[str], use: str, backend: str) -> None:
 @pytest.mark.slow
 def test_cold_compile() -> None:
     """The first call of a process is a compiled one."""
-    run_cold(["trees, wide, subset, context"], "log_prob", "aot_eager")
+    run_cold(["trees, subset"], "log_prob", "aot_eager")
 
 
 @pytest.mark.slow
@@ -405,7 +405,7 @@ def test_cold_compile_of_every_head(use: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["trees, wide, subset, context", "trees, leaves", "softmax"])
+@pytest.mark.parametrize("kind", ["trees, subset", "trees, groups", "softmax"])
 def test_cold_inductor(kind: str) -> None:
     """Loss and gradients of generated code."""
     run_cold([kind], "loss", "inductor")

@@ -123,7 +123,7 @@ def logits_of(head: Any, hidden: Tensor) -> Tensor:
     """f of the scores [N, V], normalised by one log-sum-exp."""
     encoded = head.encode(hidden)
     if isinstance(head, Mixtape):
-        return head._logits(encoded)
+        return head.class_scores(encoded)
     logits = F.linear(encoded, head.weight, head.bias)
     return head.function(logits.dtype)(logits)
 
@@ -319,7 +319,7 @@ def test_gradients_come_with_the_loss(
 def test_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three rows at a time give the same losses."""
     hidden, target = batch()
-    whole = [build(kind, **OPTIONS["both"]) for kind in ("mixtape", "mos", "trees, leaves")]
+    whole = [build(kind, **OPTIONS["both"]) for kind in ("mixtape", "mos", "trees, groups")]
     expected = [(head(hidden, target).loss, head.entropy(hidden)) for head in whole]
     monkeypatch.setitem(CHUNK_BYTES, "cpu", 3 * V * 8)
     for head, (loss, entropy) in zip(whole, expected, strict=True):

@@ -232,7 +232,7 @@ def test_leaves_under_autocast(
 ) -> None:
     """With tensor cores E is cast once for all trees, and its gradient, with that of the root's
     children, arrives in float32: those of a leaf block that is cast explicitly."""
-    head = make("trees, leaves, sparse")
+    head = make("trees, groups, sparse")
     head.nodes.sparse = sparse
     assert len(head.layout.root_row)
     embedding, target = head.output_embedding, draw_targets(30)
@@ -270,7 +270,7 @@ def test_leaves_under_autocast(
 def test_low_temperature_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The contexts divided by it would be infinite in float16."""
     monkeypatch.setattr(tree_op, "has_tensor_cores", lambda _: True)
-    head, classes = make("trees, leaves, sparse"), torch.arange(V).expand(4, -1)
+    head, classes = make("trees, groups, sparse"), torch.arange(V).expand(4, -1)
     monkeypatch.setattr(
         "hstree.heads.trees.ensemble.choose_way", lambda *_: ways.composed_candidates
     )

@@ -54,7 +54,7 @@ def with_biases(head: Head, bias: Tensor) -> Head:
         for name, parameter in head.named_parameters():
             parameter.mul_(name == "function.v")
         if isinstance(head, TreeEnsemble):
-            head.nodes.root_bias[0] = bias[head.layout.root_child[0, : len(bias)].argsort()]
+            head.roots.bias[0] = bias[head.below.root_child[0, : len(bias)].argsort()]
         else:
             head.bias.copy_(bias)
         if isinstance(head, ScreenedSoftmax):
@@ -66,7 +66,7 @@ def with_biases(head: Head, bias: Tensor) -> Head:
 def test_probabilities_sum_to_1(kind: str) -> None:
     """One class of 3/4 among a million equal ones; the loss, a temperature and the entropy agree
     with the log-probabilities."""
-    made = FLAT.get(kind, lambda n: TreeEnsemble.from_counts(1, np.ones(n), n_trees=1, root=n))
+    made = FLAT.get(kind, lambda n: TreeEnsemble.from_counts(1, np.ones(n), n_trees=1, clusters=n))
     bias = torch.zeros(MANY)
     bias[7] = math.log(3 * MANY)
     head, hidden, target = with_biases(made(MANY), bias), torch.zeros(2, 1), torch.tensor([7, 100])

@@ -23,7 +23,7 @@ from heads.support import (
     randomise,
 )
 from hstree.heads import Head, Mixtape, MixtureOfContexts, load_head
-from hstree.heads.tables import EXTRA_STATE, saved_tables
+from hstree.heads.state import EXTRA_STATE, saved_tables
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
 
 

@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounter
 from heads.support import FREQUENCIES, HEADS, D, V, draw, draw_targets, make
 from hstree.heads import Softmax
 
-SOME = ("softmax", "trees, leaves", "sampled", "forest")
+SOME = ("softmax", "trees, groups", "sampled", "forest")
 BREAKS = ("adaptive",)
 """Several graphs, because shapes in the loss depend on the targets."""
 

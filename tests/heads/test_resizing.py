@@ -19,7 +19,6 @@ from hstree.heads import (
     Softmax,
     load_head,
 )
-from hstree.heads.flat import FlatHead
 from hstree.trees import build_ensemble
 
 from .support import (
@@ -34,7 +33,7 @@ from .support import (
 )
 
 SIZES = (V - 9, V, V + 9)
-COMPONENTS = ("mos", "mos, tied", "mos-plif")
+COMPONENTS = ("mos", "mos, tied")
 WITHOUT = [k for k in HEADS if k.startswith(("trees", "adaptive", "mixtape"))]
 RESIZED = [k for k in HEADS if k not in WITHOUT]
 FLAT = [k for k in RESIZED if not k.startswith("forest") and k not in COMPONENTS]
@@ -142,14 +141,14 @@ def test_new_rows_are_the_mean() -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_components_are_renormalised(kind: str, size: int) -> None:
     head, x = make(kind).double().eval(), hidden()
-    assert isinstance(head, FlatHead)
+    assert isinstance(head, Softmax)
     made, kept = head.resized(size), min(size, V)
     latent, log_prior = head.components(head.encode(x))
     assert torch.equal(made.components(made.encode(x))[1], log_prior)
     for k in range(latent.shape[1]):
         torch.testing.assert_close(
-            renormalised(made.component_log_prob(latent[:, k]), kept),
-            renormalised(head.component_log_prob(latent[:, k]), kept),
+            renormalised(made.component_scores(latent[:, k]).log_softmax(1), kept),
+            renormalised(head.component_scores(latent[:, k]).log_softmax(1), kept),
             **CLOSE,
         )
 
@@ -159,7 +158,7 @@ def test_components_are_renormalised(kind: str, size: int) -> None:
     [
         k
         for k in RESIZED
-        if k not in ("softmax, no bias", "sampled, sparse, tied")
+        if k not in ("softmax, capped, no bias", "sampled, sparse, tied")
         and not k.startswith("forest")  # in test_forest.py
     ],
 )
@@ -246,7 +245,7 @@ def test_heads_without_a_row_for_each_class_are_not_resized(kind: str) -> None:
 
 
 def test_new_classes_join_the_smallest_clusters() -> None:
-    trees = build_ensemble("huffman", V, 2, FREQUENCIES, root=5, levels=2)
+    trees = build_ensemble("huffman", V, 2, FREQUENCIES, clusters=5)
     head = ForestSoftmax(D, V, trees=trees)
     before = [np.bincount(column, minlength=5) for column in head.cluster.t()]
     made = head.resized(V + 9)

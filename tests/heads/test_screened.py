@@ -42,11 +42,11 @@ def log_q(
     x = hidden.double() @ head.rotation.double().T + head.rotation_bias.double()
     x, shift = (x[:, :-1], x[:, -1:]) if head.rank < D else (hidden.double(), x)
     step = x.abs().amax(1, keepdim=True) / 127
-    rows = preview_rows(head.preview, head.scale, V, head.rank)
+    rows = preview_rows(head.preview, head.row_scale, V, head.rank)
     scores = head.offset[:V] + shift + (x / step).round() * step @ rows.T
     exact = nn.functional.linear(hidden, linear.weight, linear.bias).double()
     best = scores.topk(head.exact).indices
-    scores = head.logit_scale * scores.scatter(1, best, exact.gather(1, best))
+    scores = head.scale * scores.scatter(1, best, exact.gather(1, best))
     if head.soft_cap is not None:
         scores = head.soft_cap * (scores / head.soft_cap).tanh()
     return (scores / temperature).log_softmax(1).detach()
@@ -135,7 +135,7 @@ def test_casts_keep_the_preview() -> None:
     head, _, hidden = made()
     expected = head.log_prob(hidden)
     low = head.bfloat16()
-    assert low.scale.dtype == torch.float32
+    assert low.row_scale.dtype == torch.float32
     torch.testing.assert_close(low.log_prob(hidden), expected, rtol=0.05, atol=0.3)
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(low.log_prob(hidden), low.log_prob(hidden.bfloat16()))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 
 import hstree
-from hstree.heads import head_class, head_names, head_options, register_head, registry
+from hstree.heads import functions, head_class, head_names, head_options, register_head, registry
 
 from .support import FREQUENCIES, D, V, trees
 
@@ -61,7 +62,7 @@ OPTIONS["adaptive"] = {"cutoffs": None, "div_value": 4.0, "order": None, **OF_EV
 OPTIONS["trees"] = {
     "subset_size": None,
     "gate": "context",
-    "node_vectors": "free",
+    "groups": None,
     "embedding": None,
     "sparse": False,
     "seed": 0,
@@ -77,7 +78,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 def test_options_of_a_head(name: str) -> None:
     """By name, and none changes the head if it is given as its default."""
     own = OPTIONS[name]
-    built = {"n_trees", "root", "leaf", "levels", "recipe", "contexts", "tree_options"}
+    built = {"n_trees", "clusters", "binary", "recipe", "contexts", "tree_options"}
     if name == "forest":
         built = {"recipe", "contexts", "tree_options"}
         assert head_options(name) == (set(own) | built) - {"trees", "vectors"}
@@ -86,6 +87,18 @@ def test_options_of_a_head(name: str) -> None:
     make: Any = head_class(name)
     expected = make(D, V, **NEEDED.get(name, {}))
     assert make(D, V, **own | NEEDED.get(name, {})).config() == expected.config()
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "trees"])
+def test_signatures_name_their_options(name: str) -> None:
+    """What help() shows: the options in full, with their defaults."""
+    parameters = inspect.signature(head_class(name)).parameters.values()
+    given = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    for_subclasses = {"function", "weight_features"} if name == "softmax" else set()
+    assert {key: value for key, value in given.items() if key not in for_subclasses} == (
+        OPTIONS[name]
+    )
+    assert all(each.kind is not each.VAR_KEYWORD for each in parameters)
 
 
 def test_every_head_of_the_library_is_here() -> None:
@@ -102,8 +115,8 @@ def test_other_options_are_refused(name: str) -> None:
 
 def test_the_softmax_takes_no_function() -> None:
     """A file of such a head could not be read."""
-    with pytest.raises(TypeError, match="function"):
-        hstree.Softmax(D, V, function=None)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="function, weight_features: expected None for a Softmax"):
+        hstree.Softmax(D, V, function=functions.GSS())
 
 
 def test_heads_of_users_have_the_options_of_their_base() -> None:

@@ -31,16 +31,16 @@ from hstree.heads import (
     TreeEnsemble,
     load_head,
 )
-from hstree.heads.tables import EXTRA_STATE
+from hstree.heads.state import EXTRA_STATE
 from hstree.trees import build_ensemble
 
 every_head = pytest.mark.parametrize("kind", HEADS)
 
 MANY = 5000  # neighbours of numbers above 2,048 are the same in float16
-ENSEMBLE = build_ensemble("huffman", MANY, 2, range(MANY, 0, -1), root=64, leaf=8)
+ENSEMBLE = build_ensemble("huffman", MANY, 2, range(MANY, 0, -1), clusters=64)
 LARGE: dict[str, Callable[[], Head]] = {
-    "trees": lambda: TreeEnsemble(4, MANY, ENSEMBLE),
-    "trees, leaves": lambda: TreeEnsemble(4, MANY, ENSEMBLE, node_vectors="leaves", subset_size=3),
+    "trees": lambda: TreeEnsemble(4, MANY, build_ensemble("random", MANY, 2)),
+    "trees, groups": lambda: TreeEnsemble(4, MANY, ENSEMBLE, subset_size=3),
     "forest": lambda: ForestSoftmax(4, MANY, n_trees=2, clusters=3000),
     "mixtape": lambda: Mixtape(4, MANY, order=torch.arange(MANY - 1, -1, -1)),
     "adaptive": lambda: AdaptiveSoftmax(
@@ -171,8 +171,8 @@ def test_tables_are_neither_parameters_nor_buffers(kind: str) -> None:
 PAIRS: dict[str, tuple[Head, Head, str]] = {
     "trees": (make("trees"), TreeEnsemble(D, V, build_ensemble("random", V, 1)), "trees.0.bound"),
     "number of trees": (
-        TreeEnsemble(D, V, build_ensemble("random", V, 2), node_vectors="leaves"),
-        TreeEnsemble(D, V, build_ensemble("random", V, 3), node_vectors="leaves"),
+        TreeEnsemble(D, V, build_ensemble("random", V, 2)),
+        TreeEnsemble(D, V, build_ensemble("random", V, 3)),
         "trees.2.",
     ),
     "subsets": (

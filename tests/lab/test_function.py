@@ -17,7 +17,7 @@ from reference.piecewise import piecewise_reference
 from torch import Tensor
 
 from hstree.__main__ import main
-from hstree.heads import FlatHead, Softmax
+from hstree.heads import Softmax
 from hstree.lab import view_function
 from hstree.lab.function import (
     Histogram,
@@ -65,7 +65,7 @@ KINDS = ("softmax", "sigsoftmax", "gss", "plif", "plif-frozen", "monotonic", "mo
 @pytest.mark.parametrize("kind", [*KINDS, "moc", "plif, tied"])
 def test_view(kind: str) -> None:
     head = make(kind)
-    assert isinstance(head, FlatHead)
+    assert isinstance(head, Softmax)
     if "plif" in kind:
         randomise(head, scale=1.5)  # so that many logits lie beyond R
     model = toy_model(head)

@@ -25,7 +25,7 @@ ROOMS: dict[str, set[str]] = {
     "trees": set(),
     "ops": {"trees"},
     "optim": {"ops"},
-    "heads": {"trees", "ops"},
+    "heads": {"trees", "ops", "optim"},
     "lm": {"trees", "ops", "optim", "heads"},
     "lab": {"trees", "ops", "heads", "lm"},
 }

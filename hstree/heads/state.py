@@ -1,20 +1,28 @@
-"""Tables: what a head gets from its arguments, not from training, kept on the host so that it
-survives the meta device and ``to_empty``."""
+"""The part of a head's state that is not its own parameters: tables, and a weight that belongs to
+another module."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors.torch import save as bytes_of_tensors
+from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from hstree._files import write_atomic
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+METADATA_KEY = "hstree.head"
+"""Key of the name and configuration of a head in the metadata of its file."""
 
 EXTRA_STATE = "_extra_state"
 """Key of the tables in a state dict, from :meth:`torch.nn.Module.get_extra_state`."""
@@ -51,7 +59,8 @@ def fill(tensor: Tensor, values: Tensor | npt.NDArray[Any]) -> None:
 
 
 class Tables(nn.Module):
-    """A module with tables: tensors that never change, as attributes.
+    """A module with tables: what it gets from its arguments, not from training, as attributes that
+    never change.
 
     They are no buffers, so whatever averages, casts, broadcasts or empties all parameters and
     buffers leaves them as they are. They are built with the module, on the default device, or on
@@ -194,14 +203,71 @@ def adopt_tables(module: nn.Module, tensors: Mapping[str, Tensor], prefix: str =
     module.check_tables()
 
 
-def check_entries(name: str, values: Tensor, right: Tensor, expected: str) -> None:
-    """Raises ValueError for the first of the values that is not right, by a mask of their shape."""
-    if not bool(right.all()):
-        at = (~right).nonzero()[0].tolist()
-        raise ValueError(f"{name}{at}: expected {expected}, got {values[tuple(at)].item()}")
-
-
 def _what(value: Any) -> str:
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"of {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+
+
+class TyingError(ValueError):
+    """A head cannot be tied to an embedding. Its message begins with ``embedding:``.
+
+    Attributes:
+        expected: shape of the weight that the head reads, if that of the embedding is another.
+    """
+
+    def __init__(self, message: str, expected: tuple[int, int] | None = None) -> None:
+        super().__init__(message)
+        self.expected = expected
+
+
+class HasWeight(Protocol):
+    """A module whose weight [V, D] a head can read as its own, such as :class:`torch.nn.Embedding`,
+    :class:`torch.nn.Linear` and :class:`hstree.Softmax`."""
+
+    @property
+    def weight(self) -> Tensor: ...
+
+
+def weight_to_tie(embedding: HasWeight, n_classes: int, in_features: int) -> Tensor:
+    """The weight of ``embedding``.
+
+    Raises:
+        ValueError: if it is not a tensor [n_classes, in_features].
+    """
+    weight, expected = getattr(embedding, "weight", None), (n_classes, in_features)
+    if not isinstance(weight, Tensor):
+        raise TyingError(
+            f"embedding: expected a module with a weight {expected} to tie to, got "
+            f"{type(embedding).__name__}"
+        )
+    if tuple(weight.shape) != expected:
+        raise TyingError(
+            f"embedding: expected a weight of shape {expected} to tie to, "
+            f"got {tuple(weight.shape)}",
+            expected,
+        )
+    return weight
+
+
+def tied_names(head: nn.Module, embedding: HasWeight) -> list[str]:
+    """Names of the parameters of the head that are the weight of ``embedding``."""
+    weight = embedding.weight
+    return [name for name, parameter in head.named_parameters() if parameter is weight]
+
+
+def save_head(head: Any, path: str | os.PathLike[str], embedding: HasWeight | None) -> None:
+    """See :meth:`hstree.heads.Head.save`."""
+    left_out = [] if embedding is None else tied_names(head, embedding)
+    if embedding is not None and not left_out:
+        raise TyingError(
+            "embedding: expected the module to whose weight the head is tied, got a "
+            f"{type(embedding).__name__} with another weight"
+        )
+    tensors = {
+        name: value.detach().contiguous().cpu()
+        for name, value in head.state_dict().items()
+        if name not in left_out
+    }
+    metadata = {METADATA_KEY: json.dumps({"name": head.name, "config": head.config()})}
+    write_atomic(Path(path), lambda part: save_file(tensors, part, metadata))
