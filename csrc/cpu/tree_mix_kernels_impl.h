@@ -248,7 +248,7 @@ static void mix_rows(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A
   }
 }
 
-// Of one class and a group of rows: the sums over its leaf groups, of value times factor, and over the trees in which
+// Of one class and a group of rows: the sums over its groups, of value times factor, and over the trees in which
 // it is in none, of value. Returns whether there are such trees.
 template <typename A>
 static inline bool sums_of_class(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& rows,
