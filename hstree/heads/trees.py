@@ -41,7 +41,8 @@ from hstree.heads.rows import is_excluded, mask_candidates, split_rows, tempered
 from hstree.heads.state import HasWeight, Tables, adopt_tables, fill, saved_tables, weight_to_tie
 from hstree.ops import (
     default_chunk_rows,
-    leaf_tree_topk,
+    group_log_prob,
+    group_topk,
     path_log_prob,
     sample,
     tree_log_softmax,
@@ -49,7 +50,6 @@ from hstree.ops import (
 )
 from hstree.ops._row_sparse import cast, with_rows
 from hstree.ops.feature_gather import feature_gather
-from hstree.ops.group_log_prob import group_log_prob
 from hstree.ops.target_log_softmax import log_softmax, target_log_softmax
 from hstree.trees import Tree, build_ensemble, word_vectors
 from hstree.trees.ensemble_tables import ensemble_tables
@@ -464,10 +464,9 @@ class TreeEnsemble(Head):
             ``seed``; None: all.
         gate: weights pi of the trees: ``"context"`` (softmax of a linear layer of h, 1 / T at the
             start), ``"constant"`` (learned, the same for all contexts) or ``"uniform"``.
-        groups: whether the trees are read as groups; None: if they have two levels and a root of
-            more than two children, or an ``embedding`` is given. The vectors start at zero, so that
-            the untrained head gives the distribution of ``frequencies``; a given ``embedding``
-            keeps its values.
+        groups: whether the trees are read as groups; None: if they have two levels and are not all
+            binary, or an ``embedding`` is given. The vectors start at zero, so that the untrained
+            head gives the distribution of ``frequencies``; a given ``embedding`` keeps its values.
         embedding: module whose weight is used as E, such as the model's input embedding or a
             softmax; None: the head gets its own.
         sparse: whether the vectors below the roots have row-sparse gradients, as with
@@ -530,9 +529,12 @@ class TreeEnsemble(Head):
                 f"gradient, got {self.label_smoothing}; sparse=False takes it"
             )
         if groups is None:
-            groups = embedding is not None or all(map(_has_groups, trees))
-        elif embedding is not None and not check_bool("groups", groups):
-            raise ValueError("groups: expected True or None with an embedding, got False")
+            groups = embedding is not None or _have_groups(trees)
+        elif not check_bool("groups", groups) and embedding is not None:
+            raise ValueError(
+                "groups: expected True or None with an embedding, which binary nodes do not read, "
+                "got False"
+            )
         self.groups = groups
         subsets = draw_subsets(self.n_trees, in_features, self.subset_size, seed)
         if groups:
@@ -579,8 +581,9 @@ class TreeEnsemble(Head):
                 because trees with too wide a root would hardly differ. One tree over at most 1,024
                 classes is a single softmax, which costs no more than four roots of 256 clusters.
             binary: whether the nodes below the roots are binary; None: False, groups, but True with
-                ``sparse`` from V = 12,001. There a batch reaches almost all rows of groups, since
-                clusters of rare classes are large. Binary nodes lose 2% in perplexity.
+                ``sparse`` from V = 12,001, unless an ``embedding`` is given. There a batch reaches
+                almost all rows of groups, since clusters of rare classes are large. Binary nodes
+                lose 2% in perplexity.
             seed: seed of the trees and of the feature subsets.
             **options: further arguments of the head.
 
@@ -598,12 +601,20 @@ class TreeEnsemble(Head):
             torch.Size([])
         """
         frequencies = check_frequencies(counts, name="counts")
-        n_classes, sparse = len(frequencies), bool(options.get("sparse"))
+        n_classes, sparse = len(frequencies), _reads_few_rows(options)
         shape = TreeShape.for_classes(n_classes, sparse, n_trees, clusters, binary)
         trees = build_ensemble(
             recipe, n_classes, shape.n_trees, frequencies, None, seed, shape.clusters, shape.binary
         )
-        return cls(in_features, n_classes, trees, frequencies=frequencies, seed=seed, **options)
+        return cls(
+            in_features,
+            n_classes,
+            trees,
+            groups=shape.groups,
+            frequencies=frequencies,
+            seed=seed,
+            **options,
+        )
 
     @classmethod
     def from_tokens(
@@ -653,12 +664,20 @@ class TreeEnsemble(Head):
         """
         if frequencies is None:
             frequencies = count_classes(tokens, n_classes)
-        sparse = bool(options.get("sparse"))
+        sparse = _reads_few_rows(options)
         shape = TreeShape.for_classes(n_classes, sparse, n_trees, clusters, binary)
         trees = trees_of_text(
             recipe, n_classes, shape, frequencies, tokens, contexts, tree_options, seed
         )
-        return cls(in_features, n_classes, trees, frequencies=frequencies, seed=seed, **options)
+        return cls(
+            in_features,
+            n_classes,
+            trees,
+            groups=shape.groups,
+            frequencies=frequencies,
+            seed=seed,
+            **options,
+        )
 
     @classmethod
     def from_vectors(
@@ -700,7 +719,7 @@ class TreeEnsemble(Head):
         """
         if isinstance(vectors, Tensor):
             vectors = vectors.detach().float().cpu().numpy()
-        n_classes, sparse = len(np.atleast_1d(vectors)), bool(options.get("sparse"))
+        n_classes, sparse = len(np.atleast_1d(vectors)), _reads_few_rows(options)
         shape = TreeShape.for_classes(n_classes, sparse, n_trees, clusters, binary)
         frequencies = np.ones(n_classes) if frequencies is None else frequencies
         trees = build_ensemble(
@@ -713,7 +732,15 @@ class TreeEnsemble(Head):
             shape.clusters,
             shape.binary,
         )
-        return cls(in_features, n_classes, trees, frequencies=frequencies, seed=seed, **options)
+        return cls(
+            in_features,
+            n_classes,
+            trees,
+            groups=shape.groups,
+            frequencies=frequencies,
+            seed=seed,
+            **options,
+        )
 
     @property
     def n_vectors(self) -> int:
@@ -844,10 +871,9 @@ class TreeEnsemble(Head):
             "node": below.node,
             "edge": below.edge,
             "n_classes": self.n_classes,
-            "wide_begin": nodes,
             "root_begin": nodes,
-            "leaf_score": class_score,
-            "leaf_bias": class_bias,
+            "class_score": class_score,
+            "class_bias": class_bias,
         }
 
     def topk_rows(
@@ -880,7 +906,7 @@ class TreeEnsemble(Head):
             values, classes = tree_topk(**self._walk(hidden), k=k, most_scored=most)
         elif self.groups:
             size = max(default_chunk_rows(hidden, self.numbers_of_a_row(hidden.device)), CHUNK_ROWS)
-            parts = [leaf_tree_topk(**self._scored(x), k=k) for x in torch.split(hidden, size)]
+            parts = [group_topk(**self._scored(x), k=k) for x in torch.split(hidden, size)]
             values, classes = map(torch.cat, zip(*parts, strict=True))
         rest = (classes[:, 0] < 0).nonzero().squeeze(1)
         if len(rest):
@@ -930,6 +956,7 @@ class TreeEnsemble(Head):
                 of_trees = below.target_log_prob(
                     contexts.repeat_interleave(n_candidates, 0), candidates.flatten(), weight, bias
                 )
+            assert of_trees is not None
             log_prob = log_prob + of_trees.view(n_rows, n_candidates, self.n_trees)
         if self.roots is not None:
             child = below.root_child[:, candidates].long()
@@ -967,10 +994,10 @@ class TreeEnsemble(Head):
         weight, rows = below()
         x = hidden if weight is None else hidden.to(weight.dtype)
         arguments: dict[str, Tensor | None] = dict.fromkeys(
-            ("weight", "bias", "wide_weight", "wide_bias", "leaf_weight", "leaf_bias")
+            ("weight", "bias", "class_weight", "class_bias")
         )
         if below.bias is not None:
-            prefix = "leaf_" if self.groups else ""
+            prefix = "class_" if self.groups else ""
             arguments |= {f"{prefix}weight": weight, f"{prefix}bias": below.bias}
         root_log_prob = None
         if self.roots is not None:
@@ -1107,6 +1134,11 @@ class TreeShape(NamedTuple):
             binary = sparse and n_classes > GROUPED_CLASSES
         return cls(n_trees, clusters, binary)
 
+    @property
+    def groups(self) -> bool | None:
+        """How a head reads the trees. Small binary trees may have two levels, too."""
+        return False if self.binary else None
+
 
 def trees_of_text(
     recipe: str,
@@ -1162,9 +1194,16 @@ def check_trees(trees: Sequence[Tree], n_classes: int) -> list[Tree]:
     return list(trees)
 
 
-def _has_groups(tree: Tree) -> bool:
-    """Whether a tree has two levels and a root of more than two children."""
-    return tree.root_width > 2 and tree.n_nodes > 1 and tree.height == 2
+def _have_groups(trees: Sequence[Tree]) -> bool:
+    """Whether trees have two levels, unless all are binary."""
+    two = all(tree.height <= 2 for tree in trees) and any(tree.n_nodes > 1 for tree in trees)
+    return two and not all(tree.is_binary for tree in trees)
+
+
+def _reads_few_rows(options: Mapping[str, Any]) -> bool:
+    """Whether a step may read only some rows of the vectors below the roots. Those of a given
+    embedding are read in groups."""
+    return bool(options.get("sparse")) and options.get("embedding") is None
 
 
 def _what(trees: Any) -> str:

@@ -49,7 +49,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "mos-plif": {"components": 4, "function_options": {"intervals": 1000}},
     "moc": {"components": 4},
     "adaptive": {"div_value": 1},
-    "trees": {"n_trees": 4, "recipe": "random", "clusters": 2, "binary": True},
+    "trees": {"n_trees": 4, "recipe": "random", "clusters": 2, "binary": True, "gate": "context"},
 }
 _SHAPES: dict[str, dict[str, Any]] = {
     "trees-single": {"n_trees": 1},
@@ -82,7 +82,7 @@ class HeadChoice:
 
 
 def known_heads() -> list[str]:
-    """The names that ``choose_head`` accepts: all heads, and several shapes of trees."""
+    """The names that :func:`choose_head` accepts: all heads, and several shapes of trees."""
     return sorted({*head_names(), *_SHAPES})
 
 
@@ -216,7 +216,7 @@ def synthetic_bottleneck(
     learning_rates: Sequence[float] = (0.05, 0.2, 0.8),
     seeds: int = 2,
 ) -> SyntheticResult:
-    """Fit every head, see ``choose_head``, at every alpha and dimension D, with at most
+    """Fit every head, see :func:`choose_head`, at every alpha and dimension D, with at most
     ``steps`` steps: the first seed with all learning rates of the grid, the other seeds, with other
     targets and initial values, with the one of the smallest divergence. Raises ValueError if a list
     has repetitions, or a head does not accept its options."""
@@ -360,7 +360,7 @@ def synthetic_picture(result: SyntheticResult, alpha: float) -> Any:
 
 _ALPHA = "concentrations of the Dirichlet distribution: the smaller, the more uneven the targets"
 _HEADS = "names, or NAME:KEY=VALUE,KEY=VALUE with options of the head, such as mos:components=15 "
-_HEADS += "or trees:n_trees=2,clusters=16; all: every head that reads one vector"
+_HEADS += "or trees:n_trees=2,root=16; all: every head that reads one vector"
 _RATES = "grid of learning rates; the best on the first seed is chosen for each head, D and alpha"
 COMMAND = Measurement(
     "synthetic",

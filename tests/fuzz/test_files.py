@@ -142,7 +142,7 @@ def test_heads(tmp_path: Path, setting: HeadSetting, data: st.DataObject) -> Non
 @given(st.data())
 def test_trees(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "a.tree"
-    (tree,) = build_ensemble("random", 23, 1, root=5)
+    (tree,) = build_ensemble("random", 23, 1, clusters=5)
     tree.save(path)
     path.write_bytes(changed(data, path.read_bytes()))
     read = refused(path, Tree.load, ValueError)

@@ -192,6 +192,7 @@ BAD: dict[str, list[Any]] = {
     "positive": [0.0, -1.0, np.nan, np.inf, "1", *ODD],
     "share": [-0.1, 1.0, np.nan, "0.1", *ODD],
     "choice": ["other", "", 3, None],
+    "flag": ["yes", 3, 1.0, [True], *ODD],
 }
 OPTIONS: dict[str, dict[str, str]] = {
     "": {
@@ -211,7 +212,7 @@ OPTIONS: dict[str, dict[str, str]] = {
     "forest": {"n_trees": "count", "clusters": "count", "tree_dropout": "share", "gate": "choice"},
     "mixtape": {"gate_features": "count"},
     "sampled": {"negatives": "count", "distribution": "choice", "alpha": "number"},
-    "trees": {"gate": "choice", "node_vectors": "choice"},
+    "trees": {"gate": "choice", "groups": "flag", "sparse": "flag"},
 }
 
 

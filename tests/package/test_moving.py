@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from torch import Tensor
 
 import hstree
 from hstree.trees import Tree
@@ -181,33 +180,55 @@ def test_chainer() -> None:
     check(head, expected)
 
 
-@pytest.mark.parametrize("tree", [((0, 1), (3, (4, 5)), 6, 2), ((6, 0), (1, ((2, 3), (4, 5))))])
-def test_hierarchicalsoftmax(tree: Any) -> None:
-    """A softmax over the logits of the children of each node, whose rows are given out in preorder
-    before those of the nodes below."""
+def logits_of_nodes(tree: Any) -> tuple[npt.NDArray[np.float64], dict[tuple[int, ...], list[int]]]:
+    """Log-probabilities, and the rows of each node, by the child ordinals on the way to it: a
+    softmax over the logits of its children, whose rows are given out in preorder before those of
+    the nodes below."""
     logits = (HIDDEN @ WEIGHT.T + BIAS).astype(np.float64)
     expected, begin = np.empty((N, 7)), count()
-    weight, bias = torch.from_numpy(WEIGHT), torch.from_numpy(BIAS)
-    rows: dict[str, list[tuple[Tensor, Tensor]]] = {"below": [], "roots": []}
+    rows: dict[tuple[int, ...], list[int]] = {}
 
-    def read(item: Any, log_prob: npt.NDArray[np.float64]) -> None:
+    def read(item: Any, log_prob: npt.NDArray[np.float64], way: tuple[int, ...]) -> None:
         if isinstance(item, int):
             expected[:, item] = log_prob
             return
-        own = [next(begin) for _ in item]
+        own = rows[way] = [next(begin) for _ in item]
         share = logits[:, own] - np.logaddexp.reduce(logits[:, own], 1)[:, None]
-        if len(own) == 2:
-            first, second = own
-            rows["below"].append((weight[first] - weight[second], bias[first] - bias[second]))
-        else:
-            rows["roots"] += [(weight[row], bias[row]) for row in own]
         for k, child in enumerate(item):
-            read(child, log_prob + share[:, k])
+            read(child, log_prob + share[:, k], (*way, k))
 
-    read(tree, np.zeros(N))
+    read(tree, np.zeros(N), ())
+    return expected, rows
+
+
+@torch.no_grad()
+def test_hierarchicalsoftmax_with_binary_nodes() -> None:
+    tree = ((6, 0), (1, (2, 3)), 4, 5)
+    expected, rows = logits_of_nodes(tree)
     head = hstree.TreeEnsemble(D, 7, [Tree.from_nested(tree)])
-    for part, given in rows.items():
-        for of, values in zip(("weight", "bias"), zip(*given, strict=True), strict=False):
-            with torch.no_grad():
-                getattr(getattr(head, part), of)[0] = torch.stack(values)
+    weight, bias = torch.from_numpy(WEIGHT), torch.from_numpy(BIAS)
+    root = rows.pop(())
+    below = torch.tensor(list(rows.values()))
+    assert head.roots is not None
+    for own, values in ((head.roots.weight, weight), (head.roots.bias, bias)):
+        own[0] = values[root]  # type: ignore[index]
+    for own, values in ((head.below.weight, weight), (head.below.bias, bias)):
+        own[0] = values[below[:, 0]] - values[below[:, 1]]  # type: ignore[index]
+    check(head, expected)
+
+
+@torch.no_grad()
+def test_hierarchicalsoftmax_with_groups() -> None:
+    """The child of a root that is a class has no row of its own in E."""
+    tree = ((6, 0), (1, 2, 3), 4, 5)
+    expected, rows = logits_of_nodes(tree)
+    head = hstree.TreeEnsemble(D, 7, [Tree.from_nested(tree)], groups=True)
+    weight, bias = torch.from_numpy(WEIGHT), torch.from_numpy(BIAS)
+    assert head.roots is not None
+    head.roots.weight[0], head.roots.bias[0] = weight[rows[()]], bias[rows[()]]  # type: ignore[index]
+    head.below.weight.zero_()  # type: ignore[union-attr]
+    for way, own in rows.items():
+        if way:
+            classes = list(tree[way[0]])  # type: ignore[call-overload]
+            head.below.weight[classes], head.below.bias[0, classes] = weight[own], bias[own]  # type: ignore[index]
     check(head, expected)
