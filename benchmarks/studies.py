@@ -380,14 +380,11 @@ OPTION = "head_option"
 NEGATIVES = {OPTION: ("negatives=512",)}
 FOREST: dict[str, Any] = {"head": "forest", "n_trees": 4, "gate": "context"}
 IN_BATCH = "negatives and the batch's targets"
-SHAPES = (64, 256, 1024)
-"""Numbers of clusters of trees of two epochs."""
 
 
 def leaves(n_trees: int, clusters: int) -> dict[str, Any]:
     """Settings of trees of two levels, whose leaves share one output embedding."""
-    options = (f"clusters={clusters}",)
-    return {"head": "trees", "n_trees": n_trees, "gate": "context", OPTION: options}
+    return {"head": "trees", "n_trees": n_trees, "clusters": clusters, "gate": "context"}
 
 
 def _ptb(
@@ -438,7 +435,7 @@ def _ptb_contenders() -> Iterator[Contender]:
     yield _decayed(f"{name}-tail", f"{forest}, {last}", 4.0, seeds=2, **draws | tail)
     for n_trees, clusters in ((1, 256), (2, 256), (8, 256), (4, 64), (4, 1024)):
         of = "forest of one tree" if n_trees == 1 else f"forest of {n_trees} trees"
-        shape = {"n_trees": n_trees, OPTION: ("negatives=512", f"clusters={clusters}")}
+        shape = NEGATIVES | {"n_trees": n_trees, "clusters": clusters}
         of = f"{of}, C = {clusters:,}, 512 negatives"
         yield _decayed(f"{name}-{n_trees}x{clusters}", of, 4.0, **FOREST | shape)
     every = "forest of 4 trees, C = 256, all classes"
@@ -450,8 +447,7 @@ def _ptb_contenders() -> Iterator[Contender]:
     yield _decayed("sampled-tail", f"{sampled}, {last}", 4.0, **draws | tail)
     yield _decayed("softmax", "softmax", 8.0, head="softmax")
     yield _decayed(like, title, 8.0, **four)
-    one: dict[str, Any] = {"head": "trees", "n_trees": 1, "gate": "uniform"}
-    one[OPTION] = ("clusters=256", "binary=true")
+    one = {"head": "trees", "n_trees": 1, "clusters": 256, "binary": True, "gate": "uniform"}
     yield _ptb("tree", "one tree, C = 256, binary below", 4, 2, 8, **one)
     rates, tied, softmax = (0.004, 0.002, 0.008), {"tied": True}, {"head": "softmax"}
     yield _ptb("softmax-tied", "softmax, tied", *rates, sweep=RATE, seeds=3, **softmax, **tied)
@@ -473,7 +469,7 @@ def _ptb_contenders() -> Iterator[Contender]:
         own = {**its, **decayed}
         yield _ptb(f"{name}-tied-decay-0.1", of, *tried, sweep=RATE, seeds=seeds, **own)
     for n_trees in (1, 2, 4, 8):
-        for clusters in SHAPES:
+        for clusters in (64, 256, 1024):
             for its in ({}, tied | best):
                 name = f"leaves-{n_trees}x{clusters}{'-tied' * bool(its)}-2-epochs"
                 own = leaves(n_trees, clusters) | its
@@ -619,11 +615,10 @@ def _shapes(found: Sequence[Result]) -> Iterator[Table]:
     """Tables of the numbers of trees and of clusters."""
     for tied in ("", "tied "):
         own = [one for one in found if bool(one.settings.get("tied")) == bool(tied)]
-        by_shape = {(r.settings["n_trees"], r.settings[OPTION]): r.spread("valid") for r in own}
-        options = [leaves(1, clusters)[OPTION] for clusters in SHAPES]
-        trees = sorted({n for n, _ in by_shape})
-        rows = [(n, *(by_shape.get((n, own), "") for own in options)) for n in trees]
-        header = ["trees, tied" if tied else "trees", *(f"C = {c:,}" for c in SHAPES)]
+        by_shape = {(r.settings["n_trees"], r.settings["clusters"]): r.spread("valid") for r in own}
+        trees, clusters = (sorted({shape[axis] for shape in by_shape}) for axis in (0, 1))
+        rows = [(n, *(by_shape.get((n, c), "") for c in clusters)) for n in trees]
+        header = ["trees, tied" if tied else "trees", *(f"C = {c:,}" for c in clusters)]
         if own:
             title = (
                 f"Validation perplexity of {tied}trees with shared leaves after "
@@ -1145,8 +1140,7 @@ def _large_contenders() -> Iterator[Contender]:
     yield _large("forest-4", title, 2.0, 1.0, 4.0, 8.0, **forest)
     old = sampled | {"head_option": ("negatives=1024", "in_batch=false")}
     yield _large("sampled", "sampled softmax, 1,024 negatives", 8.0, 4.0, 16.0, **old)
-    options = ("clusters=512", "binary=true")
-    trees = {"head": "trees", "sparse": True, "head_option": options}
+    trees = {"head": "trees", "clusters": 512, "binary": True, "sparse": True}
     one, four = ({"n_trees": n, "gate": g} for n, g in ((1, "uniform"), (4, "context")))
     below = "C = 512, binary below"
     yield _large("trees-1-binary", f"one tree, {below}", 2.0, 1.0, 4.0, 8.0, **trees, **one)
