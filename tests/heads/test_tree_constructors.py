@@ -67,11 +67,11 @@ def test_defaults_for_every_size(build: Callable[..., TreeEnsemble], n_classes: 
 
 
 def check_use(head: TreeEnsemble) -> None:
-    hidden, target = torch.randn(5, D), torch.randint(head.n_classes, (5,))
+    hidden, target = torch.randn(12, D), torch.randint(head.n_classes, (12,))
     loss = head(hidden, target).loss
     if head.n_classes > 1:  # one class has no parameter
         loss.backward()
-    torch.testing.assert_close(head.log_prob(hidden).exp().sum(1), torch.ones(5))
+    torch.testing.assert_close(head.log_prob(hidden).exp().sum(1), torch.ones(12))
     assert torch.equal(head.topk(hidden, 1)[1][:, 0], head.predict(hidden))
     assert ((head.sample(hidden) >= 0) & (head.sample(hidden) < head.n_classes)).all()
 
@@ -156,6 +156,7 @@ def test_tied(build: Callable[..., TreeEnsemble], options: Any) -> None:
     head = build(1500, embedding=embedding, **options)
     assert head.groups
     assert head.output_embedding is embedding.weight
+    check_use(head)
     with pytest.raises(ValueError, match="groups: expected True or None with an embedding, which"):
         build(1500, embedding=embedding, binary=True)
 
