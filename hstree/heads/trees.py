@@ -957,6 +957,7 @@ class TreeEnsemble(Head):
                 of_trees = below.target_log_prob(
                     contexts.repeat_interleave(n_candidates, 0), candidates.flatten(), weight, bias
                 )
+            assert of_trees is not None  # there are vectors
             log_prob = log_prob + of_trees.view(n_rows, n_candidates, self.n_trees)
         if self.roots is not None:
             child = below.root_child[:, candidates].long()
