@@ -13,7 +13,7 @@ import hstree
 from hstree import TreeEnsemble
 from hstree.heads import build_head, head_options
 from hstree.heads.trees import TreeShape
-from hstree.trees import build_ensemble, random_tree, word_vectors
+from hstree.trees import Tree, build_ensemble, random_tree, word_vectors
 
 D = 6
 
@@ -101,6 +101,25 @@ def test_shapes_that_are_asked_for(build: Callable[..., TreeEnsemble]) -> None:
             assert [tree.root_width for tree in head.trees] == [clusters] * 2
         assert {tree.height for tree in groups.trees} == {2}
     assert build(200, clusters=2, binary=True).trees[0].is_binary
+
+
+@pytest.mark.parametrize(
+    ("nested", "groups"),
+    [
+        ([((0, 1), (2, 3)), ((0, 2), (1, 3))], False),
+        ([((0, 1), (2, 3)), (0, (1, 2, 3))], True),
+        ([(0, (1, 2), 3), (0, (1, 3), 2)], True),
+        ([(0, (1, (2, 3)))], False),
+        ([(0, 1, 2, 3)], False),
+        ([0], False),
+    ],
+)
+def test_how_given_trees_are_read(nested: Any, groups: bool) -> None:
+    """As groups if they have two levels, unless all are binary or single softmaxes."""
+    trees = [Tree.from_nested(item) for item in nested]
+    head = TreeEnsemble(D, trees[0].n_classes, trees)
+    assert head.groups is groups
+    check_use(head)
 
 
 @pytest.mark.parametrize(
