@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 MINIMUM_TORCH = (2, 11)
 TORCH = "torch>=" + ".".join(map(str, MINIMUM_TORCH))
-CPU_OPERATORS = ("tree_topk", "leaf_tree_topk", "recycled")  # no build has CUDA kernels of these
+CPU_OPERATORS = ("tree_topk", "group_topk", "recycled")  # no build has CUDA kernels of these
 REBUILD = "pip install --force-reinstall --no-deps ."
 HERE = Path(__file__).resolve().parent
 

@@ -35,7 +35,7 @@ NVCC_FLAGS = "-Xptxas=-v -Werror=all-warnings -Xcompiler=-Wall,-Wextra"
 
 # For 8.6 and 8.9 a user builds with TORCH_CUDA_ARCH_LIST; code for 8.0 runs there too.
 WITHOUT_SPILLS = ("sm_80", "sm_86", "sm_89", "sm_90")
-HOT = ("leaf_log_prob", "path_log_prob", "wide_log_prob")
+HOT = ("group_log_prob", "path_log_prob")
 MOST_STATIC_BYTES = 24 << 10  # most_static_bytes of csrc/kernels/launch.h
 
 # The symbols of torch's CUDA libraries that hstree._C uses.

@@ -11,7 +11,6 @@
 #include "cpu/preview_kernels.h"
 #include "cpu/sparse_adam.h"
 #include "cpu/tree_log_softmax.h"
-#include "cpu/wide_log_prob_kernels.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)

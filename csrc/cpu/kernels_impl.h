@@ -8,4 +8,3 @@
 #include "cpu/sparse_adam_impl.h"
 #include "cpu/tree_log_softmax_kernels_impl.h"
 #include "cpu/tree_mix_kernels_impl.h"
-#include "cpu/wide_log_prob_kernels_impl.h"

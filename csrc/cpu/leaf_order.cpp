@@ -74,14 +74,14 @@ std::vector<int32_t> rows_in_leaf_order(const char* op, const TreeTable& table, 
   return row;
 }
 
-std::vector<PathSpan> path_spans(const char* op, const char* offset_name, const TreeTable& table,
-                                 const int64_t* target, const std::vector<int32_t>& row) {
+std::vector<PathSpan> path_spans(const char* op, const TreeTable& table, const int64_t* target,
+                                 const std::vector<int32_t>& row) {
   std::vector<PathSpan> spans(row.size());
   for (size_t j = 0; j < row.size(); ++j) {
     const int64_t y = target[row[j]];
     const PathSpan span = {table.offset[y], table.offset[y + 1]};
     if (span.begin < 0 || span.end < span.begin || span.end > table.path_size) {
-      fail(op, ": ", offset_name, " of class ", y, ": expected an interval within [0, ", table.path_size,
+      fail(op, ": path_offset of class ", y, ": expected an interval within [0, ", table.path_size,
            "], got [", span.begin, ", ", span.end, ")");
     }
     spans[j] = span;

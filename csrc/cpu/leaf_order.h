@@ -9,14 +9,13 @@ namespace hstree::cpu {
 // The tables of one tree, as passed to the op. V classes, P path entries in total.
 struct TreeTable {
   const int64_t* offset;         // [V + 1] into path
-  const int32_t* path;           // [P] node << 1 | goes_left; wide: [P, 3] (first_row, width, child)
+  const int32_t* path;           // [P] node << 1 | goes_left
   const int32_t* leaf_position;  // [V]
-  const int32_t* leaf_class;     // [V], the class of each row, or null: the tree has rows of its own
   const int64_t* order;          // [N] rows in leaf order
   int64_t classes;               // V
   int64_t path_size;             // P
-  int64_t weight_rows;           // inner nodes, or rows of wide nodes
-  int64_t longest;  // largest number of entries, or sum of widths, that the caller allows on a path
+  int64_t weight_rows;           // inner nodes
+  int64_t max_depth;             // largest number of entries that the caller allows on a path
 };
 
 // A stable sort of the rows by the leaves of their targets, into order [N]. Rows with a negative target come
@@ -34,9 +33,8 @@ struct PathSpan {
   int64_t begin, end;
 };
 
-// The entries of the paths of the rows in `row`. offset_name: for messages. Throws std::runtime_error for an
-// interval out of range.
-std::vector<PathSpan> path_spans(const char* op, const char* offset_name, const TreeTable& table,
-                                 const int64_t* target, const std::vector<int32_t>& row);
+// The entries of the paths of the rows in `row`. Throws std::runtime_error for an interval out of range.
+std::vector<PathSpan> path_spans(const char* op, const TreeTable& table, const int64_t* target,
+                                 const std::vector<int32_t>& row);
 
 }  // namespace hstree::cpu

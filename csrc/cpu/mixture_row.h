@@ -1,9 +1,8 @@
 // A mixture of trees with its vectors, and the log-probabilities of its paths for one row at a time: what the
-// CPU kernels of tree_topk, sample and candidate_log_prob share.
+// CPU kernels of tree_topk and sample share.
 //
-// A leaf group is a node of wide_node whose rows begin at or after weight_rows[1]; all of its children are
-// classes. Their scores are dot(leaf_weight[class], hidden) + leaf_bias[t, class], and the products are computed
-// once for all trees.
+// The scores of the classes of a group are dot(class_weight[class], hidden) + class_bias[t, class], and the products
+// are computed once for all trees.
 #pragma once
 
 #include <algorithm>
@@ -20,18 +19,18 @@
 
 namespace hstree::cpu {
 
-// N rows, D features, T trees, S features of a tree, V classes.
+// N rows, D features, T trees, M binary nodes of a tree, S features of a tree, V classes.
 template <typename T>
 struct TreeVectors {
   using A = accumulate_t<T>;
-  const char* op;      // for messages
-  const T* hidden;     // [N, D]
-  const T* weight[2];  // of binary and of wide nodes, [T, weight_rows, S]; null: none
-  const T* bias[2];    // [T, weight_rows] or null
-  int64_t weight_rows[2];
-  const T* leaf_weight;  // [V, D] of the classes in leaf groups, or null
-  const T* leaf_bias;    // [T, V] or null
-  const A* root;         // [T, N, root_width] log-probabilities of the children of a wide root
+  const char* op;         // for messages
+  const T* hidden;        // [N, D]
+  const T* weight;        // [T, M, S] of the binary nodes, or null
+  const T* bias;          // [T, M] or null
+  int64_t weight_rows;    // M
+  const T* class_weight;  // [V, D] of the classes in groups, or null
+  const T* class_bias;    // [T, V] or null
+  const A* root;          // [T, N, root_width] log-probabilities of the children of a wide root
   int64_t root_width;
   const A* log_gate;             // [N, T]
   const int32_t* feature_index;  // [T, S] or null
@@ -49,7 +48,7 @@ struct OpenedNode {
   int64_t place = 0;
 };
 
-// dot(leaf_weight[class], hidden) of a row.
+// dot(class_weight[class], hidden) of a row.
 template <typename A>
 struct ClassProduct {
   uint64_t of = 0;
@@ -80,9 +79,9 @@ class MixtureRow {
         kernels_(chosen_kernels<MixtureRowKernels<T>>()),
         stride_(workspace_stride(v.features)),
         x_(v.trees * stride_),
-        hidden_(v.leaf_weight ? workspace_stride(v.in_features) : 0),
+        hidden_(v.class_weight ? workspace_stride(v.in_features) : 0),
         opened_(scratch<OpenedNode, 0>(v.trees * v.nodes)),
-        product_(scratch<ClassProduct<A>, 0>(v.leaf_weight ? v.classes : 0)),
+        product_(scratch<ClassProduct<A>, 0>(v.class_weight ? v.classes : 0)),
         terms_(v.trees) {}
 
   // Returns a number that no other row of this thread has had.
@@ -92,7 +91,7 @@ class MixtureRow {
     scored_ = 0;
     log_probs_.clear();
     const T* const hidden = v.hidden + row * v.in_features;
-    if (v.leaf_weight) kernels_.features({}, v.in_features, hidden, hidden_.data());
+    if (v.class_weight) kernels_.features({}, v.in_features, hidden, hidden_.data());
     for (int64_t t = 0; t < v.trees; ++t) {
       kernels_.features(subsets_[t], v.features, hidden, x_.data() + t * stride_);
     }
@@ -180,11 +179,11 @@ class MixtureRow {
   // Prefetches what scoring a node will read.
   void prefetch(int64_t t, int32_t index) const {
     const TreeNode& n = node(t, index);
-    if (n.block != binary_node || !v.weight[0]) return;
-    const int64_t row = t * v.weight_rows[0] + n.row, bytes = v.features * static_cast<int64_t>(sizeof(T));
-    const char* const weight = reinterpret_cast<const char*>(v.weight[0]) + row * bytes;
+    if (n.block != binary_node || !v.weight) return;
+    const int64_t row = t * v.weight_rows + n.row, bytes = v.features * static_cast<int64_t>(sizeof(T));
+    const char* const weight = reinterpret_cast<const char*>(v.weight) + row * bytes;
     for (int64_t b = 0; b < std::min<int64_t>(bytes, 512); b += 64) __builtin_prefetch(weight + b);
-    if (v.bias[0]) __builtin_prefetch(v.bias[0] + row);
+    if (v.bias) __builtin_prefetch(v.bias + row);
   }
 
   void check_index(const char* name, int64_t index, int64_t end) const {
@@ -216,43 +215,39 @@ class MixtureRow {
     A* const z = log_probs_.data() + place;
     if (n.block == wide_root) {
       std::copy_n(v.root + (t * v.rows + row_) * v.root_width, n.width, z);
-    } else if (is_leaf_group(n)) {
-      leaf_scores(t, n, z);
+    } else if (n.block == class_group) {
+      class_scores(t, n, z);
       scored_ += static_cast<int64_t>(missing_.size());
       kernels_.log_softmax(z, n.width, v.sharpness, base);
     } else {
-      const T* const bias = v.bias[n.block];
-      const int64_t first = t * v.weight_rows[n.block] + n.row;
-      kernels_.products(x_.data() + t * stride_, v.weight[n.block] + first * v.features,
-                        bias ? bias + first : nullptr, nullptr, scores(n), v.features, z);
-      scored_ += scores(n);
-      if (n.block == binary_node) {
-        log_sigmoids(z, base);
-      } else {
-        kernels_.log_softmax(z, n.width, v.sharpness, base);
-      }
+      const int64_t row = t * v.weight_rows + n.row;
+      kernels_.products(x_.data() + t * stride_, v.weight + row * v.features, v.bias ? v.bias + row : nullptr,
+                        nullptr, 1, v.features, z);
+      ++scored_;
+      log_sigmoids(z, base);
     }
     opened(t, index) = {of_, place};
   }
 
-  void leaf_scores(int64_t t, const TreeNode& n, A* z) {
+  void class_scores(int64_t t, const TreeNode& n, A* z) {
     classes_.clear();
     missing_.clear();
     for (int32_t c = 0; c < n.width; ++c) {
       const int32_t below = edge(t, n.first_edge + c).below;
       if (below >= 0) {
-        fail(v.op, ": edge[", t, ", ", n.first_edge + c, "]: expected a class below a leaf group, got node ",
+        fail(v.op, ": edge[", t, ", ", n.first_edge + c, "]: expected a class below a group, got node ",
              below);
       }
       const int32_t index = static_cast<int32_t>(class_below(t, n.first_edge + c));
       classes_.push_back(index);
       if (product_[index].of != of_) missing_.push_back(index);
     }
-    kernels_.products(hidden_.data(), v.leaf_weight, nullptr, missing_.data(), missing_.size(), v.in_features,
-                      z);
+    kernels_.products(hidden_.data(), v.class_weight, nullptr, missing_.data(), missing_.size(),
+                      v.in_features, z);
     for (size_t i = 0; i < missing_.size(); ++i) product_[missing_[i]] = {of_, z[i]};
-    const T* const bias = v.leaf_bias ? v.leaf_bias + t * v.classes : nullptr;
-    kernels_.products(hidden_.data(), v.leaf_weight, bias, classes_.data(), n.width, 0, z);  // of no features
+    const T* const bias = v.class_bias ? v.class_bias + t * v.classes : nullptr;
+    kernels_.products(hidden_.data(), v.class_weight, bias, classes_.data(), n.width, 0,
+                      z);  // of no features
     for (int32_t c = 0; c < n.width; ++c) z[c] += product_[classes_[c]].value;
   }
 
@@ -263,22 +258,16 @@ class MixtureRow {
     z[1] = above + (std::min(-score, A{0}) - either);
   }
 
-  bool is_leaf_group(const TreeNode& n) const {
-    return v.leaf_weight && n.block == wide_node && n.row >= v.weight_rows[wide_node];
-  }
-
-  static int32_t scores(const TreeNode& n) { return n.block == binary_node ? 1 : n.width; }
-
   void check_node(int64_t t, int32_t index) const {
     const TreeNode& n = node(t, index);
     const bool has_edges = n.first_edge >= 0 && n.width >= 2 && n.width <= v.edges - n.first_edge;
     bool has_rows = false;
     if (n.block == wide_root) {
       has_rows = v.root && index == 0 && n.width == v.root_width;
-    } else if (is_leaf_group(n)) {
-      has_rows = n.width <= v.weight_rows[wide_node] + v.classes - n.row;
-    } else if (n.block == wide_node || (n.block == binary_node && n.width == 2)) {
-      has_rows = n.row >= 0 && scores(n) <= v.weight_rows[n.block] - n.row;
+    } else if (n.block == class_group) {
+      has_rows = v.class_weight && n.width <= v.classes;
+    } else if (n.block == binary_node) {
+      has_rows = n.width == 2 && n.row >= 0 && n.row < v.weight_rows;
     }
     bool leads_on = has_edges;  // each edge belongs to one node: no walk down meets a node twice
     for (int32_t c = 0; leads_on && c < n.width; ++c) leads_on = edge(t, n.first_edge + c).above == index;
@@ -292,9 +281,9 @@ class MixtureRow {
   const MixtureRowKernels<T>& kernels_;
   const int64_t stride_;
   std::vector<A> x_;                // [T, stride] the row's features
-  std::vector<A> hidden_;           // [stride] all features of the row, with leaf groups
+  std::vector<A> hidden_;           // [stride] all features of the row, with groups
   OpenedNode* const opened_;        // [T, nodes] place of the children's log-probabilities
-  ClassProduct<A>* const product_;  // [V] with leaf groups
+  ClassProduct<A>* const product_;  // [V] with groups
   std::vector<A> terms_;            // [T]
   std::vector<A> log_probs_;        // of the edges below opened nodes, from the root
   std::vector<int32_t> above_, classes_, missing_;

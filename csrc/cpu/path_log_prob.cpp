@@ -11,16 +11,16 @@ namespace {
 PathPlan path_plan(const char* op, const TreeTable& table, const int64_t* target, int64_t batch_rows) {
   PathPlan plan;
   plan.row = rows_in_leaf_order(op, table, target, batch_rows);
-  const std::vector<PathSpan> spans = path_spans(op, "path_offset", table, target, plan.row);
+  const std::vector<PathSpan> spans = path_spans(op, table, target, plan.row);
   const int64_t n = plan.rows();
   plan.offset.resize(n + 1);
   plan.shared.resize(n + 1);
   plan.slot.resize(n + 1);
   for (int64_t j = 0; j < n; ++j) {
     const int64_t length = spans[j].end - spans[j].begin;
-    if (length > table.longest) {
+    if (length > table.max_depth) {
       fail(op, ": max_depth: the path of class ", target[plan.row[j]], " has ", length,
-           " nodes, got max_depth = ", table.longest);
+           " nodes, got max_depth = ", table.max_depth);
     }
     plan.longest = std::max(plan.longest, length);
     plan.offset[j + 1] = plan.offset[j] + length;
@@ -187,7 +187,7 @@ void visited_index(const std::vector<PathPlan>& plans, int64_t* index) {
 template <typename T>
 void path_log_prob(const TreeBatch& batch, const Forward<T>& tensors) {
   const std::vector<PathPlan> plans = path_plans(batch);
-  const int64_t stride = batch.trees * batch.longest;
+  const int64_t stride = batch.trees * batch.max_depth;
   Groups<T> groups(batch, plans);
   groups.each(tensors.hidden, [&](int64_t first, int64_t last) {
     parallel_rows(plans, first, last, [&](int64_t t, int64_t begin, int64_t end) {
@@ -195,7 +195,7 @@ void path_log_prob(const TreeBatch& batch, const Forward<T>& tensors) {
       const PathRows<T> rows = path_rows<T>(batch, plan, t, tensors.weight, tensors.bias, tensors.hidden,
                                             groups.gathered(first, t));
       chosen_kernels<PathKernels<T>>().scores(
-          rows, begin, end, tensors.log_prob + t, batch.trees, tensors.score + t * batch.longest, stride,
+          rows, begin, end, tensors.log_prob + t, batch.trees, tensors.score + t * batch.max_depth, stride,
           scratch<accumulate_t<T>, 0>(tile_rows * rows.sum_stride), scratch<const T*, 1>(plan.longest));
     });
   });
@@ -237,7 +237,7 @@ void path_log_prob_backward(const TreeBatch& batch, const std::vector<PathPlan>&
     };
     parallel_rows(plans, first, last, [&](int64_t t, int64_t begin, int64_t end) {
       kernels.score_gradients(rows_of(t), begin, end, tensors.grad_log_prob + t, batch.trees,
-                              tensors.score + t * batch.longest, batch.trees * batch.longest,
+                              tensors.score + t * batch.max_depth, batch.trees * batch.max_depth,
                               grad_scores + first_entry[t] - first_entry[first]);
     });
     const auto grad_x = [&](int64_t t) {

@@ -62,38 +62,6 @@ class Sampler {
   std::vector<A> by_tree_;  // [T]
 };
 
-template <typename T>
-class Lookup {
- public:
-  using A = accumulate_t<T>;
-
-  Lookup(const TreeVectors<T>& vectors, const FeatureSubsets& subsets, const Candidates<T>& candidates)
-      : v_(vectors), candidates_(candidates), paths_(vectors, subsets), by_tree_(v_.trees) {}
-
-  void run(int64_t row) {
-    paths_.begin(row);
-    for (int64_t place = row * candidates_.n; place < (row + 1) * candidates_.n; ++place) {
-      const int64_t index = candidates_.index[place];
-      if (index < -1 || index >= v_.classes) {
-        fail(v_.op, ": candidates[", row, ", ", place - row * candidates_.n, "]: expected a class in [0, ",
-             v_.classes, ") or -1, got ", index);
-      }
-      if (index < 0) {
-        candidates_.log_prob[place] = 0;
-        continue;
-      }
-      for (int64_t t = 0; t < v_.trees; ++t) by_tree_[t] = paths_.log_prob(t, index);
-      candidates_.log_prob[place] = paths_.gated(by_tree_.data());
-    }
-  }
-
- private:
-  const TreeVectors<T>& v_;
-  const Candidates<T>& candidates_;
-  MixtureRow<T> paths_;
-  std::vector<A> by_tree_;  // [T]
-};
-
 }  // namespace
 
 template <typename T>
@@ -101,18 +69,9 @@ void sample(const TreeVectors<T>& vectors, const Draws<T>& draws) {
   each_row<Sampler<T>>(vectors, draws);
 }
 
-template <typename T>
-void candidate_log_prob(const TreeVectors<T>& vectors, const Candidates<T>& candidates) {
-  each_row<Lookup<T>>(vectors, candidates);
-}
-
-#define HSTREE_INSTANTIATE(T)                                      \
-  template void sample<T>(const TreeVectors<T>&, const Draws<T>&); \
-  template void candidate_log_prob<T>(const TreeVectors<T>&, const Candidates<T>&);
-HSTREE_INSTANTIATE(float)
-HSTREE_INSTANTIATE(double)
-HSTREE_INSTANTIATE(BFloat16)
-HSTREE_INSTANTIATE(Half)
-#undef HSTREE_INSTANTIATE
+template void sample<float>(const TreeVectors<float>&, const Draws<float>&);
+template void sample<double>(const TreeVectors<double>&, const Draws<double>&);
+template void sample<BFloat16>(const TreeVectors<BFloat16>&, const Draws<BFloat16>&);
+template void sample<Half>(const TreeVectors<Half>&, const Draws<Half>&);
 
 }  // namespace hstree::cpu

@@ -1,4 +1,4 @@
-// Shared by the path op, the wide op and the leaf op on the CPU: arguments and workspaces.
+// The arguments of the path op on the CPU, and what other ops use too: subsets of the features, workspaces.
 #pragma once
 
 #include <algorithm>
@@ -15,26 +15,24 @@
 
 namespace hstree::cpu {
 
-// Pointers and sizes of an op's arguments, all contiguous. N rows, D features, T trees, M weight rows of a
-// tree, S features of a tree, V classes, P path entries. L: max_depth or max_width, the last dimension of
-// score.
+// Pointers and sizes of the arguments, all contiguous. N rows, D features, T trees, M inner nodes of a tree, S
+// features of a tree, V classes, P path entries, L = max_depth.
 struct TreeBatch {
   const char* op;                // for messages
   const int64_t* target;         // [N]
   const int64_t* path_offset;    // [T, V + 1]
-  const int32_t* path;           // [P] or [P, 3]
+  const int32_t* path;           // [P]
   const int32_t* leaf_position;  // [T, V]
   const int32_t* feature_index;  // [T, S] or null
-  const int32_t* leaf_class;     // [T, V], the class of each row of a tree, or null: rows of its own
   const int64_t* order;          // [T, N], the result of leaf_order
-  int64_t rows, in_features, trees, weight_rows, features, classes, path_size, longest;
+  int64_t rows, in_features, trees, weight_rows, features, classes, path_size, max_depth;
 };
 
 template <typename T>
 struct Forward {
   const T* hidden;            // [N, D]
-  const T* weight;            // [T, M, S], of the leaf op [V, D]
-  const T* bias;              // [T, M] or null, of the leaf op [T, V] or null
+  const T* weight;            // [T, M, S]
+  const T* bias;              // [T, M] or null
   accumulate_t<T>* log_prob;  // [N, T] zeros
   accumulate_t<T>* score;     // [N, T, L] zeros
 };
@@ -45,9 +43,9 @@ struct Backward {
   const accumulate_t<T>* grad_log_prob;  // [N, T]
   const accumulate_t<T>* score;          // [N, T, L]
   const T* hidden;                       // [N, D]
-  const T* weight;                       // [T, M, S], of the leaf op [V, D]
+  const T* weight;                       // [T, M, S]
   accumulate_t<T>* grad_hidden;          // [N, D]
-  T* grad_weight;                        // [T, M, S] zeros, or [nnz, S] if sparse; of the leaf op [V, D]
+  T* grad_weight;                        // [T, M, S] zeros, or [nnz, S] if sparse
   T* grad_bias;                          // [T, M] zeros, or [nnz] if sparse
   bool sparse;
 };
@@ -79,12 +77,11 @@ inline TreeTable tree_table(const TreeBatch& batch, int64_t t) {
   return {batch.path_offset + t * (batch.classes + 1),
           batch.path,
           batch.leaf_position + t * batch.classes,
-          batch.leaf_class ? batch.leaf_class + t * batch.classes : nullptr,
           batch.order + t * batch.rows,
           batch.classes,
           batch.path_size,
           batch.weight_rows,
-          batch.longest};
+          batch.max_depth};
 }
 
 // A thread's workspace, kept between calls: page faults of fresh memory would cost more than the sums.

@@ -27,14 +27,14 @@ class CheckedWalk {
         row_is_used_(m_.trees * score_rows()),
         stride_((m_.classes + vector_multiple - 1) / vector_multiple * vector_multiple),
         slot_(m_.trees * stride_),
-        leaf_(m_.leaf_bias ? m_.trees * stride_ : 0) {
+        member_(m_.class_bias ? m_.trees * stride_ : 0) {
     parallel(m_.trees, 1, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) follow(t);
     });
   }
 
   Walk walk() const {
-    return {nodes_.data(), most(open_),   most(widest_), slot_.data(),   leaf_.data(),
+    return {nodes_.data(), most(open_),   most(widest_), slot_.data(),   member_.data(),
             stride_,       most(groups_), most(others_), groups_.data(), others_.data()};
   }
 
@@ -72,7 +72,7 @@ class CheckedWalk {
     uint8_t* const is_used = row_is_used_.data() + t * score_rows();
     std::vector<uint8_t> reached(m.nodes);
     uint8_t* const is_reached = reached.data();
-    int32_t* leaf = m.leaf_bias ? leaf_.data() + t * stride_ : nullptr;
+    int32_t* member = m.class_bias ? member_.data() + t * stride_ : nullptr;
     std::vector<Open> stack(m.nodes + 1);
     Open* const open = stack.data();
     int64_t visited = 0, found = 0, last = 1, most = 1, widest = 0;
@@ -99,12 +99,12 @@ class CheckedWalk {
              m.nodes, " nodes or ~class of one of ", m.classes, " classes not met before, got ",
              edges[e].above, ", ", edges[e].below);
       };
-      if (is_leaf_group(m, n)) {
+      if (is_group(m, n)) {
         for (int64_t e = n.first_edge; e < n.first_edge + int64_t{n.width}; ++e) {
           const int64_t y = ~int64_t{edges[e].below};
           expect(edges[e].above == visited && y >= 0 && y < m.classes && slot[y] == not_reached, e);
           slot[y] = groups;
-          *leaf++ = static_cast<int32_t>(y);
+          *member++ = static_cast<int32_t>(y);
         }
         ++groups;
         found += n.width;
@@ -128,7 +128,7 @@ class CheckedWalk {
       fail(m.op, ": edge: expected every class below the root of tree ", t, ", found ", found, " of ",
            m.classes);
     }
-    if (leaf) std::fill(leaf, leaf_.data() + (t + 1) * stride_, 0);
+    if (member) std::fill(member, member_.data() + (t + 1) * stride_, 0);
     nodes_[t] = visited;
     open_[t] = most;
     widest_[t] = widest;
@@ -136,22 +136,17 @@ class CheckedWalk {
     others_[t] = others;
   }
 
-  // Rows of wide_node beyond those of score belong to leaf groups, whose children are all classes.
-  static bool is_leaf_group(const TreeMixture<A>& m, const TreeNode& n) {
-    return m.leaf_bias && n.block == wide_node && n.row >= wide_rows(m);
-  }
-  static int64_t wide_rows(const TreeMixture<A>& m) {
-    return m.block_begin[wide_root] - m.block_begin[wide_node];
+  // A group whose classes have no rows of score.
+  static bool is_group(const TreeMixture<A>& m, const TreeNode& n) {
+    return m.class_bias && n.block == class_group;
   }
 
   static void check_node(const TreeMixture<A>& m, int64_t t, const Open& at, const TreeNode& n) {
-    const bool is_wide = n.block == wide_node || n.block == wide_root;
+    const bool is_wide = n.block == class_group || n.block == wide_root;
     const bool is_node = is_wide || (n.block == binary_node && n.width == 2);
     const bool has_edges = n.first_edge >= 0 && n.width >= 2 && n.width <= m.edges - n.first_edge;
-    const bool has_rows = is_leaf_group(m, n)
-                              ? n.width <= wide_rows(m) + m.classes - n.row
-                              : is_node && n.row >= 0 &&
-                                    rows_of(n) <= m.block_begin[n.block + 1] - m.block_begin[n.block] - n.row;
+    const bool has_rows =
+        is_node && n.row >= 0 && rows_of(n) <= (is_group(m, n) ? m.classes : rows_in(m, n.block)) - n.row;
     if (has_edges && has_rows && (at.edge < 0 ? n.above < 0 : n.above == at.edge)) return;
     fail(
         m.op, ": node[", t, ", ", at.node,
@@ -171,13 +166,16 @@ class CheckedWalk {
     }
   }
 
+  static int64_t rows_in(const TreeMixture<A>& m, int32_t block) {
+    return m.block_begin[block + 1] - m.block_begin[block];
+  }
   static int64_t rows_of(const TreeNode& n) { return n.block == binary_node ? 1 : n.width; }
 
   const TreeMixture<A>& m_;
   std::vector<int64_t> nodes_, open_, widest_, groups_, others_;  // [T]
   std::vector<uint8_t> row_is_used_;                              // [T, R]
   int64_t stride_;
-  Workspace<int32_t> slot_, leaf_;  // [T, stride]
+  Workspace<int32_t> slot_, member_;  // [T, stride]
 };
 
 // Calls f(begin, count, workspace) for all rows, in groups of as many as a vector has lanes.
@@ -207,19 +205,19 @@ struct Terms {
         walk(checked_.walk()),
         kernels(chosen_kernels<TreeMixKernels<A>>()),
         lanes(kernels.lanes),
-        shares_(m.leaf_bias ? m.classes * lanes : 0),
+        shares_(m.class_bias ? m.classes * lanes : 0),
         shifts_(m.trees * walk.groups * lanes),
         size_(shares_ + 2 * shifts_ + m.trees * walk.others * lanes + 2 * lanes),
         wave_(std::min<int64_t>(torch::stable::get_num_threads(), (m.rows + lanes - 1) / lanes)),
         workspace_(wave_ * size_),
-        factors_(m.leaf_bias ? m.trees * walk.stride : 0),
-        factored_(m.leaf_bias && kernels.factors(m, walk, factors_.data())) {}
+        factors_(m.class_bias ? m.trees * walk.stride : 0),
+        factored_(m.class_bias && kernels.factors(m, walk, factors_.data())) {}
 
-  // Calls finish() for all rows, but with leaf groups only for those with factors. Returns the other rows.
+  // Calls finish() for all rows, but with groups only for those with factors. Returns the other rows.
   template <typename Finish>
   std::vector<int64_t> each_wave(const Finish& finish) {
     std::vector<int64_t> others;
-    if (m.leaf_bias && !factored_) {
+    if (m.class_bias && !factored_) {
       for (int64_t row = 0; row < m.rows; ++row) others.push_back(row);
       return others;
     }
@@ -367,7 +365,7 @@ void tree_log_softmax(const TreeMixture<A>& m, A* log_prob) {
 }
 
 template <typename A>
-void leaf_tree_topk(const TreeMixture<A>& m, int64_t k, A* log_prob, int64_t* index) {
+void group_topk(const TreeMixture<A>& m, int64_t k, A* log_prob, int64_t* index) {
   Terms<A> terms(m);
   const std::vector<int64_t> others = terms.each_wave([&] {
     terms.each(1, 0, [&](const RowGroup<A>& rows, int64_t, A*) { select(terms, rows, k, log_prob, index); });
@@ -399,8 +397,8 @@ void tree_log_softmax_backward(const TreeMixture<A>& mixture, const A* grad, con
 
 template void tree_log_softmax<float>(const TreeMixture<float>&, float*);
 template void tree_log_softmax<double>(const TreeMixture<double>&, double*);
-template void leaf_tree_topk<float>(const TreeMixture<float>&, int64_t, float*, int64_t*);
-template void leaf_tree_topk<double>(const TreeMixture<double>&, int64_t, double*, int64_t*);
+template void group_topk<float>(const TreeMixture<float>&, int64_t, float*, int64_t*);
+template void group_topk<double>(const TreeMixture<double>&, int64_t, double*, int64_t*);
 template void tree_log_softmax_backward<float>(const TreeMixture<float>&, const float*, const float*, float*,
                                                float*);
 template void tree_log_softmax_backward<double>(const TreeMixture<double>&, const double*, const double*,

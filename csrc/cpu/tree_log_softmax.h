@@ -4,21 +4,21 @@
 //     log P_t(y) = sum over the edges from the root of tree t to y of log P(edge)
 //     log P(y) = log sum_t exp(log_gate[t] + log P_t(y))
 //
-// Edges of a binary node with score z: log sigmoid(z) to the left, log sigmoid(-z) to the right; of a wide node:
-// log-softmax of its children's scores. With G_t(y) = grad(y) exp(log_gate[t] + log P_t(y) - log P(y)), and G of a
+// Edges of a binary node with score z: log sigmoid(z) to the left, log sigmoid(-z) to the right; of a wide root or a
+// group of classes: log-softmax of its children's scores. With G_t(y) = grad(y) exp(log_gate[t] + log P_t(y) - log P(y)), and G of a
 // node the sum over the classes below it:
 //
 //     grad_score = sigmoid(-z) G(left) - sigmoid(z) G(right), or G(child) - softmax(child) G(node)
 //     grad_log_gate[t] = G(root of t)
 //
-// score [T, R, N], rows of a tree in three blocks: binary nodes, children of wide nodes, children of a wide root;
-// log_gate [N, T]; log_prob, grad [N, V]; nodes in preorder. All of float32 or all of float64, contiguous.
+// score [T, R, N], rows of a tree in blocks: binary nodes, children of a wide root; in the backward pass of trees
+// with groups their classes in between. log_gate [N, T]; log_prob, grad [N, V]; nodes in preorder. All of float32 or all of float64, contiguous.
 // V = 1 has no nodes. NaN and infinities propagate within their row; where log_gate[t] + log P_t(y) = -inf,
 // tree t has no gradient from y. Rows of score that belong to no node have the gradient 0.
 //
 // Work O(T V N) in each pass. A vector holds one number of each of a group of rows, one row a lane, so that one
 // pass over the tables serves the whole group; a single row has vectors over classes. The forward pass holds up
-// to T V vectors for each group in progress, V where all classes are in leaf groups; threads divide its groups,
+// to T V vectors for each group in progress, V where all classes are in groups; threads divide its groups,
 // trees and classes. The backward pass walks down again: only log_prob is kept. There threads divide the groups,
 // and each holds 3 V vectors and the open nodes of a tree. No atomics; bitwise identical on every run and for
 // every number of threads, and the result of a row does not depend on the others.
@@ -40,37 +40,35 @@ struct TreeMixture {
   const TreeEdge* edge;    // [T, edges]
   int64_t block_begin[4];  // first row of score of each NodeBlock, and R
   int64_t rows, trees, nodes, edges, classes;
-  const A* leaf_score;  // [N, V] scores of the classes that the leaf groups of all trees share
-  const A* leaf_bias;   // [T, V] added to them; null: there are no leaf groups
+  const A* class_score;  // [N, V] scores of the classes in groups, which all trees share
+  const A* class_bias;   // [T, V] added to them; null: no groups, or in the backward pass rows of score
 };
 
 // Sizes that the tables of the trees determine.
 struct Walk {
   const int64_t* nodes;  // [T] of each tree
   int64_t open;          // largest number of nodes that are reached but not yet visited
-  int64_t widest;        // largest number of children of a wide node
-  // With leaf groups:
-  const int32_t*
-      slot;  // [T, stride] number of each class's leaf group, or ~ its number among the other classes
-  const int32_t* leaf;       // [T, stride] classes of the leaf groups
-  int64_t stride;            // V, padded with zeros to vectors
-  int64_t groups;            // largest number of leaf groups of a tree
-  int64_t others;            // largest number of classes of a tree outside of leaf groups
+  int64_t widest;        // largest number of children of a node
+  // With groups:
+  const int32_t* slot;    // [T, stride] number of each class's group, or ~ its number among the other classes
+  const int32_t* member;  // [T, stride] classes of the groups
+  int64_t stride;         // V, padded with zeros to vectors
+  int64_t groups;         // largest number of groups of a tree
+  int64_t others;         // largest number of classes of a tree outside of groups
   const int64_t* groups_of;  // [T] of each tree
   const int64_t* others_of;  // [T]
 };
 
-// All throw std::runtime_error for tables that are not those of trees. log_prob [N, V]. Leaf groups have a
-// forward pass only.
+// All throw std::runtime_error for tables that are not those of trees. log_prob [N, V].
 template <typename A>
 void tree_log_softmax(const TreeMixture<A>& mixture, A* log_prob);
 
-// The k most probable classes, most probable first and then by number, with leaf groups: log_prob, index [N, k]. NaN
-// and -1 for a row in which they, or a leaf group, are too improbable for numbers of A. Threads divide the rows.
+// The k most probable classes, most probable first and then by number, of trees with groups: log_prob, index [N, k].
+// NaN and -1 for a row in which they, or a group, are too improbable for numbers of A. Threads divide the rows.
 template <typename A>
-void leaf_tree_topk(const TreeMixture<A>& mixture, int64_t k, A* log_prob, int64_t* index);
+void group_topk(const TreeMixture<A>& mixture, int64_t k, A* log_prob, int64_t* index);
 
-// grad, log_prob [N, V]; grad_score [T, R, N]; grad_log_gate [N, T].
+// grad, log_prob [N, V]; grad_score [T, R, N]; grad_log_gate [N, T]. The classes of groups have rows of score.
 template <typename A>
 void tree_log_softmax_backward(const TreeMixture<A>& mixture, const A* grad, const A* log_prob, A* grad_score,
                                A* grad_log_gate);
@@ -94,21 +92,21 @@ struct TreeLogSoftmaxKernels {
                    const A* grad, const A* log_prob, A* grad_score, A* grad_log_gate, A* workspace);
 };
 
-// Up to a vector of rows of a batch, and the terms of their log-probabilities. With leaf groups
-//     P(y) = exp(unit) sum_t factor[t, y] value[slot] exp(leaf_score[y] - most)
-// with factor = exp(leaf_bias - its largest of the tree): one exponential and one logarithm a class for all trees.
-// A class outside of the leaf groups of a tree, which has a slot of its own there, has value[slot] alone.
-// Where such numbers could leave the range of A, and without leaf groups, `factor` is null and
-//     log_gate[t] + log P_t(y) = value[slot] + (leaf_score + leaf_bias - shift[slot]), or value[slot].
+// Up to a vector of rows of a batch, and the terms of their log-probabilities. With groups
+//     P(y) = exp(unit) sum_t factor[t, y] value[slot] exp(class_score[y] - most)
+// with factor = exp(class_bias - its largest of the tree): one exponential and one logarithm a class for all trees.
+// A class outside of the groups of a tree, which has a slot of its own there, has value[slot] alone.
+// Where such numbers could leave the range of A, and without groups, `factor` is null and
+//     log_gate[t] + log P_t(y) = value[slot] + (class_score + class_bias - shift[slot]), or value[slot].
 template <typename A>
 struct RowGroup {
   int64_t begin, count;
   int64_t
       lanes;  // of the vectors of shift and value, one for each row; 1: a single row, its vectors are over classes
-  A* share;  // [V] vectors of exp(leaf_score - most)
+  A* share;  // [V] vectors of exp(class_score - most)
   A* shift;  // [T, groups] vectors: the largest score of the group
   A* value;  // [T, others + groups] vectors: of the other classes, the last one first, then of the groups
-  A* most;   // [lanes] largest leaf_score of each row
+  A* most;   // [lanes] largest class_score of each row
   A* unit;   // [lanes] largest logarithm of a value; NaN for a row out of range
   const A* factor;  // [T, stride]
 };

@@ -140,7 +140,7 @@ static inline A sum_of_exponentials(A* z, int64_t width, A& most) {
   });
 }
 
-// Writes the scores of a wide node to z and their largest to `most`, and returns the sum of exp(score - most).
+// Writes the scores of a node's children to z and their largest to `most`, and returns the sum of exp(score - most).
 // With keep_exponentials, writes these to z.
 template <bool whole, bool keep_exponentials, typename A>
 static inline Vector<A> soft_sum(const A* row, int64_t stride, int64_t width, int64_t count, A* z,
@@ -183,7 +183,7 @@ static inline void log_sigmoids_ahead(const A* score, const ScoreRows<A>& place,
 // Walks down from the root and calls leaves(classes, values, n) with above + log P_t(class) for a few classes
 // at a time, until all are done, the children of a node from right to left. A stack visits the nodes in
 // preorder. Whether a child is a leaf is unpredictable, so it selects addresses instead of a branch.
-// group(n, value) takes a node with above + log P_t of its path, and returns whether it is a leaf group, whose
+// group(n, value) takes a node with above + log P_t of its path, and returns whether it is a group whose
 // classes are not passed to `leaves`.
 template <bool whole, typename A, typename Leaves, typename Group>
 static inline void descend(const TreeMixture<A>& m, const Walk& walk, int64_t t, int64_t begin, int64_t count,

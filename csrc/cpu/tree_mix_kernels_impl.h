@@ -10,7 +10,7 @@ namespace mixture {
 using log_prob::log_of_sum;
 using log_prob::sum_of_exponentials;
 
-// The largest score of a leaf group and the sum of exp(score - largest), for one row: score [V]. z holds the
+// The largest score of a group and the sum of exp(score - largest), for one row: score [V]. z holds the
 // group's scores.
 template <typename A>
 static inline void sum_of_group(const A* score, const A* bias, const int32_t* classes, int64_t width, A* z,
@@ -19,7 +19,7 @@ static inline void sum_of_group(const A* score, const A* bias, const int32_t* cl
   sum = sum_of_exponentials(z, width, most);
 }
 
-// The sum of share times factor over a leaf group, for a group of rows: share [V, W].
+// The sum of share times factor over a group, for a group of rows: share [V, W].
 template <typename A>
 static inline Vector<A> sum_of_shares(const A* share, const A* factor, const int32_t* classes,
                                       int64_t width) {
@@ -82,7 +82,7 @@ static bool factors(const TreeMixture<A>& m, const Walk& walk, A* factor) {
   constexpr int64_t W = VectorOf<A>::width;
   Vector<A> least = splat(static_cast<A>(1));
   for (int64_t t = 0; t < m.trees; ++t, factor += walk.stride) {
-    const A* const bias = m.leaf_bias + t * m.classes;
+    const A* const bias = m.class_bias + t * m.classes;
     const Vector<A> most = splat(largest(bias, m.classes));
     for (int64_t y = 0; y < m.classes; y += W) {
       const int64_t some = m.classes - y < W ? m.classes - y : W;
@@ -100,14 +100,14 @@ static bool factors(const TreeMixture<A>& m, const Walk& walk, A* factor) {
 template <typename A>
 static void most(const TreeMixture<A>& m, const RowGroup<A>& rows) {
   for (int64_t r = 0; r < rows.lanes; ++r) {
-    rows.most[r] = r < rows.count ? largest(m.leaf_score + (rows.begin + r) * m.classes, m.classes) : A{0};
+    rows.most[r] = r < rows.count ? largest(m.class_score + (rows.begin + r) * m.classes, m.classes) : A{0};
   }
 }
 
 template <typename A>
 static void shares(const TreeMixture<A>& m, const RowGroup<A>& rows, int64_t begin, int64_t end) {
   constexpr int64_t W = VectorOf<A>::width;
-  const A* const score = m.leaf_score + rows.begin * m.classes;
+  const A* const score = m.class_score + rows.begin * m.classes;
   for (int64_t y = begin; y < end; y += W) {
     const int64_t some = end - y < W ? end - y : W;
     if (rows.lanes == 1) {
@@ -125,7 +125,7 @@ static void shares(const TreeMixture<A>& m, const RowGroup<A>& rows, int64_t beg
 // Neither is inlined: a compiler chooses in each copy which product of a sum it fuses, and the bits of a row must not
 // depend on it.
 
-// log of the sum of a leaf group, or NaN.
+// log of the sum of a group, or NaN.
 template <typename A>
 __attribute__((noinline)) static Vector<A> log_of_group(Vector<A> sum) {
   return sum >= static_cast<A>(least_sum) ? log_of_sum(sum) : splat(static_cast<A>(__builtin_nan("")));
@@ -147,10 +147,9 @@ static void follow(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>&
   A* shift = rows.shift + t * walk.groups * L;
   A* const value = rows.value + (t * (walk.groups + walk.others) + walk.others) * L;
   A *of_group = value, *of_other = value;
-  const int32_t* classes = walk.leaf + t * walk.stride;
-  const A* const bias = m.leaf_bias ? m.leaf_bias + t * m.classes : nullptr;
+  const int32_t* classes = walk.member + t * walk.stride;
+  const A* const bias = m.class_bias ? m.class_bias + t * m.classes : nullptr;
   const A* const factor = rows.factor ? rows.factor + t * walk.stride : nullptr;
-  const int64_t leaf_begin = m.block_begin[wide_root] - m.block_begin[wide_node];
   log_prob::descend<whole>(
       m, walk, t, rows.begin, rows.count, log_prob::gate_of(m, t, rows.begin, rows.count), open, z,
       [&](const int32_t*, const A* values, int64_t n) {
@@ -164,7 +163,7 @@ static void follow(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>&
         }
       },
       [&](const TreeNode& n, Vector<A> base) {
-        if (n.block != wide_node || n.row < leaf_begin) return false;
+        if (n.block != class_group) return false;
         if (L == W) {
           store(of_group, base - log_of_group<A>(sum_of_shares<A>(rows.share, factor, classes, n.width)));
         } else if (factor) {
@@ -172,7 +171,7 @@ static void follow(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>&
           *of_group = (base - log_of_group<A>(splat(sum)))[0];
         } else {
           A most, sum;
-          sum_of_group<A>(m.leaf_score + rows.begin * m.classes, bias, classes, n.width, group_z, most, sum);
+          sum_of_group<A>(m.class_score + rows.begin * m.classes, bias, classes, n.width, group_z, most, sum);
           *shift = most;
           *of_group = (base - log_of_sum(splat(sum)))[0];
         }
@@ -249,7 +248,7 @@ static void mix_rows(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A
   }
 }
 
-// Of one class and a group of rows: the sums over its leaf groups, of value times factor, and over the trees in which
+// Of one class and a group of rows: the sums over its groups, of value times factor, and over the trees in which
 // it is in none, of value. Returns whether there are such trees.
 template <typename A>
 static inline bool sums_of_class(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& rows,
@@ -315,7 +314,7 @@ static void mix_factored_rows(const TreeMixture<A>& m, const Walk& walk, const R
     const auto has_other = load(static_cast<const A*>(is_other)) != 0;
     for (int64_t r = 0; r < rows.count; ++r) {
       const int64_t place = (rows.begin + r) * m.classes + y;
-      const Vector<A> score = load_first(m.leaf_score + place, some);
+      const Vector<A> score = load_first(m.class_score + place, some);
       store_first(log_prob + place, some, has_other ? block[r] : block[r] + (score - splat(rows.most[r])));
     }
   }
@@ -333,7 +332,7 @@ static void mix_factored_row(const TreeMixture<A>& m, const Walk& walk, const Ro
     const auto has_other = is_other != 0;
     const Vector<A> share = load_first(static_cast<const A*>(rows.share + y), some);
     const Vector<A> out = unit + log_of_value<A>(has_other ? other + grouped * share : grouped);
-    const Vector<A> score = load_first(m.leaf_score + rows.begin * m.classes + y, some);
+    const Vector<A> score = load_first(m.class_score + rows.begin * m.classes + y, some);
     store_first(log_prob + rows.begin * m.classes + y, some, has_other ? out : out + (score - most));
   }
 }
@@ -380,9 +379,9 @@ static void mix_row(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>
       const A* const shift = rows.shift + t * walk.groups;
       const A* const value = rows.value + t * (walk.groups + walk.others) + walk.others;
       A z[W] = {};
-      if (m.leaf_bias) {
-        const Vector<A> score = load_first(m.leaf_score + rows.begin * m.classes + y, some);
-        store(z, score + load_first(m.leaf_bias + t * m.classes + y, some));
+      if (m.class_bias) {
+        const Vector<A> score = load_first(m.class_score + rows.begin * m.classes + y, some);
+        store(z, score + load_first(m.class_bias + t * m.classes + y, some));
       }
       for (int64_t i = 0; i < W; ++i) {
         const int64_t s = slot[i];

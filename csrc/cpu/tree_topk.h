@@ -12,7 +12,7 @@
 // k is undefined. NaN counts as the largest value. Sums in float32 (float64 for float64). Work: if the k-th
 // most probable class has probability p, the T trees yield at most T / p classes, each looked up on paths of
 // L nodes: O(T^2 L / p) nodes are opened, at worst all. A thread keeps 16 bytes for each node and 8 for each
-// class, 24 with leaf groups.
+// class, 24 with groups.
 //
 // A search that has scored more than most_scored vectors and is not finished is given up: the row gets NaN and
 // the classes -1, and the caller computes all classes of the row. No atomics; threads divide rows: bitwise

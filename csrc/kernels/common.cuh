@@ -174,39 +174,6 @@ __device__ __forceinline__ int64_t hidden_feature(const Tables& tables, int tree
                                          : __ldg(tables.feature_index + tree * tables.features + feature);
 }
 
-// The Vector features of hidden from index `first` of the subset. If Vector > 1, feature_index is aligned to
-// Vector entries, to at most 16 bytes.
-template <int Vector>
-__device__ __forceinline__ void hidden_features(const Tables& tables, int tree, int64_t first,
-                                                int64_t (&feature)[Vector]) {
-  if (tables.feature_index == nullptr || Vector == 1) {
-#pragma unroll
-    for (int k = 0; k < Vector; ++k) feature[k] = k == 0 ? hidden_feature(tables, tree, first) : first + k;
-    return;
-  }
-  constexpr int group = Vector < 4 ? Vector : 4;
-  const int32_t* index = tables.feature_index + tree * tables.features + first;
-#pragma unroll
-  for (int k = 0; k < Vector; k += group) {
-    int32_t entry[group];
-    load_raw<group>(index + k, entry);
-#pragma unroll
-    for (int e = 0; e < group; ++e) feature[k + e] = entry[e];
-  }
-}
-
-// The first row of the weight of a tree, or of the one weight that all trees share.
-template <typename T>
-__device__ __forceinline__ const T* tree_weight(const Tables& tables, int tree, const void* weight) {
-  return static_cast<const T*>(weight) +
-         (tables.leaf_class == nullptr ? tree * tables.weight_rows * tables.features : 0);
-}
-
-// The row of that weight which is row `row` of the tree.
-__device__ __forceinline__ int32_t weight_row(const Tables& tables, int tree, int32_t row) {
-  return tables.leaf_class == nullptr ? row : __ldg(tables.leaf_class + tree * tables.classes + row);
-}
-
 // First entry in tables.path of the path of the row's target, which leaf_plan found valid.
 __device__ __forceinline__ int64_t path_begin(const Tables& tables, int tree, int64_t row) {
   return tables.offset[tree * (tables.classes + 1) + tables.target[row]];

@@ -12,23 +12,12 @@ constexpr int block_threads = 128;
 __device__ bool is_sound(const Tables& tables, int tree, int64_t target) {
   const int64_t* offset = tables.offset + tree * (tables.classes + 1) + target;
   const int64_t begin = offset[0], end = offset[1];
-  if (begin < 0 || end < begin || end > tables.entries || end - begin > max_depth) return false;
-  if (!tables.wide) {
-    if (end - begin > tables.stride) return false;
-    for (int64_t i = begin; i < end; ++i) {
-      const int32_t entry = tables.path[i];
-      if (entry < 0 || (entry >> 1) >= tables.weight_rows) return false;
-    }
-    return true;
-  }
-  int64_t width = 0;
+  if (begin < 0 || end < begin || end > tables.entries || end - begin > tables.stride) return false;
   for (int64_t i = begin; i < end; ++i) {
-    const int32_t* entry = tables.path + 3 * i;
-    if (entry[0] < 0 || entry[1] < 1 || int64_t(entry[0]) + entry[1] > tables.weight_rows) return false;
-    if (entry[2] < 0 || entry[2] >= entry[1]) return false;
-    width += entry[1];
+    const int32_t entry = tables.path[i];
+    if (entry < 0 || (entry >> 1) >= tables.weight_rows) return false;
   }
-  return width <= tables.stride;
+  return true;
 }
 
 // Number of nodes on the path of a row: 0 if it is ignored, -1 if its target or its tree is invalid.
@@ -40,9 +29,8 @@ __device__ __forceinline__ int path_length(const Tables& tables, int tree, int64
   return static_cast<int>(offset[1] - offset[0]);
 }
 
-// The identity of the node of a path entry: its number, or its first row if it is wide.
 __device__ __forceinline__ int32_t entry_node(const Tables& tables, int64_t entry) {
-  return tables.wide ? tables.path[3 * entry] : tables.path[entry] >> 1;
+  return tables.path[entry] >> 1;
 }
 
 // tree_valid[t] = all(0 <= feature_index[t] < D and feature_index[t] increases strictly).
@@ -63,17 +51,6 @@ __global__ void __launch_bounds__(block_threads) check_features_kernel(Tables ta
   atomicMin(&least, valid);
   __syncthreads();
   if (threadIdx.x == 0) tree_valid[tree] = least;
-}
-
-// tree_valid[t] = 0 if leaf_class[t] has an entry outside [0, V). leaf_class [T, V] int32 -> tree_valid [T]
-// int32. O(T V). Threads may store the same 0 (volatile: a relaxed atomic store of PTX); deterministic. One thread for
-// each (tree, row).
-__global__ void __launch_bounds__(block_threads)
-    check_classes_kernel(Tables tables, volatile int32_t* tree_valid) {
-  const int64_t i = int64_t(blockIdx.x) * block_threads + threadIdx.x;
-  if (i >= tables.trees * tables.classes) return;
-  const int32_t own = tables.leaf_class[i];
-  if (own < 0 || own >= tables.classes) tree_valid[i / tables.classes] = 0;
 }
 
 // key[t, i] = leaf_position[t, target[i]] in [0, INT32_MAX), or INT32_MAX for rows without a valid target.
@@ -114,7 +91,6 @@ __global__ void __launch_bounds__(block_threads)
   const int tree = static_cast<int>(i / tables.rows);
   const int own = path_length(tables, tree, order[i]);
   int common = 0;
-  int64_t visited = 0;
   if (own > 0) {
     const int64_t begin = path_begin(tables, tree, order[i]);
     const int before = i % tables.rows > 0 ? path_length(tables, tree, order[i - 1]) : 0;
@@ -124,37 +100,27 @@ __global__ void __launch_bounds__(block_threads)
       while (common < limit && entry_node(tables, begin + common) == entry_node(tables, other + common))
         ++common;
     }
-    visited = own - common;
-    if (tables.wide) {
-      visited = 0;
-      for (int level = common; level < own; ++level) visited += tables.path[3 * (begin + level) + 1];
-    }
   }
   length[i] = own;
   shared[i] = common;
   row_length[tree * tables.rows + order[i]] = own;
-  count[1 + i] = static_cast<int32_t>(visited);
+  count[1 + i] = own > 0 ? own - common : 0;
 }
 
-// index[:, slot] = (tree, weight row) for every visited weight row, at the place that visits it first. slot
-// [T N + 1] int64, index [2, nnz] int64; slots from nnz on are skipped. O(nnz + N T). No atomics;
-// deterministic. One warp for each (tree, place).
+// index[:, slot] = (tree, node) for every visited node, at the place that visits it first. slot [T N + 1] int64, index
+// [2, nnz] int64; slots from nnz on are skipped. O(nnz + N T). No atomics; deterministic. One warp for each (tree,
+// place), a lane for each level of its path.
 __global__ void __launch_bounds__(block_threads)
     slot_index_kernel(Tables tables, LeafOrder leaf_order, const int64_t* slot, int64_t nnz, int64_t* index) {
   const int64_t i = (int64_t(blockIdx.x) * block_threads + threadIdx.x) / 32;
   if (i >= tables.trees * tables.rows || leaf_order.length[i] <= leaf_order.shared[i]) return;
-  const int tree = static_cast<int>(i / tables.rows);
+  const int tree = static_cast<int>(i / tables.rows), shared = leaf_order.shared[i];
   const int64_t begin = path_begin(tables, tree, leaf_order.order[i]);
-  int64_t at = slot[i];
-  for (int level = leaf_order.shared[i]; level < leaf_order.length[i]; ++level) {
-    const int64_t first = entry_node(tables, begin + level);
-    const int width = tables.wide ? tables.path[3 * (begin + level) + 1] : 1;
-    for (int k = threadIdx.x % 32; k < width; k += 32) {
-      if (at + k >= nnz) continue;
-      index[at + k] = tree;
-      index[nnz + at + k] = first + k;
-    }
-    at += width;
+  for (int level = shared + threadIdx.x % 32; level < leaf_order.length[i]; level += 32) {
+    const int64_t at = slot[i] + level - shared;
+    if (at >= nnz) break;
+    index[at] = tree;
+    index[nnz + at] = entry_node(tables, begin + level);
   }
 }
 
@@ -163,13 +129,6 @@ __global__ void __launch_bounds__(block_threads)
 void check_features(const Tables& tables, int32_t* tree_valid, cudaStream_t stream) {
   if (tables.trees == 0) return;
   launch(check_features_kernel, grid_size(tables.trees), block_threads, 0, stream, tables, tree_valid);
-}
-
-void check_classes(const Tables& tables, int32_t* tree_valid, cudaStream_t stream) {
-  const int64_t count = tables.trees * tables.classes;
-  if (tables.leaf_class == nullptr || count == 0) return;
-  launch(check_classes_kernel, grid_size(divide_up(count, block_threads)), block_threads, 0, stream, tables,
-         tree_valid);
 }
 
 void check_paths(const Tables& tables, int32_t* tree_valid, cudaStream_t stream) {
@@ -203,7 +162,6 @@ void slot_index(const Tables& tables, const LeafOrder& leaf_order, const int64_t
 
 int64_t backward_workspace_bytes(ScalarType type, const Tables& tables) {
   const int64_t bytes = Segments(type, tables).bytes();
-  if (tables.wide) return bytes;
   const size_t group = type == ScalarType::float64 ? GroupVisits<double>::bytes(tables.stride)
                                                    : GroupVisits<float>::bytes(tables.stride);
   const int64_t visits = tables.trees * divide_up(tables.rows, group_rows) * static_cast<int64_t>(group);

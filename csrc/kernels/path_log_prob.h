@@ -1,10 +1,9 @@
 // Launchers of the tree-path op: log-probability of a class as a sum of log-sigmoids along its path.
 //
 // Forward, in the binding:
-//   1. Fill Tables: offset = path_offset, path = path, entries = P, weight_rows = M, stride = max_depth,
-//      wide = false. The host checks shapes, dtypes, 0 <= max_depth <= 64; it reads no table.
-//   2. key = empty [T, N] int32; leaf_key; order = sort(key, stable, dim = 1).indices [T, N] int64: once for all
-//      ops on the same trees and targets.
+//   1. Fill Tables: offset = path_offset, path = path, entries = P, weight_rows = M, stride = max_depth. The host
+//      checks shapes, dtypes, 0 <= max_depth <= 64; it reads no table.
+//   2. key = empty [T, N] int32; leaf_key; order = sort(key, stable, dim = 1).indices [T, N] int64.
 //   3. tree_valid = empty [T] int32; check_features; check_paths; tables.tree_valid = tree_valid.
 //   4. length, shared, row_length = empty [T, N], count = empty [T * N + 1], int32; leaf_plan.
 //   5. log_prob = empty [N, T], score = empty [N, T, max_depth] in the accumulation dtype; path_log_prob.

@@ -70,7 +70,7 @@ struct Product {
   // weight, hidden: arguments of the op.
   __device__ __forceinline__ Product(const Tables& tables, int tree, const void* weight, const void* hidden,
                                      const Staging& staging, void* shared)
-      : weight(tree_weight<T>(tables, tree, weight)),
+      : weight(static_cast<const T*>(weight) + tree * tables.weight_rows * tables.features),
         features(tables.features),
         hidden(static_cast<const T*>(hidden)),
         index(tables.feature_index == nullptr ? nullptr : tables.feature_index + tree * tables.features),
@@ -246,7 +246,7 @@ struct Product<T, Aligned, true> {
   // weight, hidden: arguments of the op.
   __device__ __forceinline__ Product(const Tables& tables, int tree, const void* weight, const void* hidden,
                                      const Staging& staging, void* shared)
-      : weight(tree_weight<T>(tables, tree, weight)),
+      : weight(static_cast<const T*>(weight) + tree * tables.weight_rows * tables.features),
         features(tables.features),
         hidden(static_cast<const T*>(hidden)),
         index(tables.feature_index == nullptr ? nullptr : tables.feature_index + tree * tables.features),

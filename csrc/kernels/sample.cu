@@ -24,7 +24,7 @@ class TreeRow {
  public:
   using S = Sum<T>;
 
-  // shared: the features of the tree, then all features if leaf groups read others.
+  // shared: the features of the tree, then all features if groups read others.
   static __host__ __device__ int64_t shared_sums(const TreeVectors& v) {
     return v.features + (has_both(v) ? v.in_features : 0);
   }
@@ -51,9 +51,8 @@ class TreeRow {
   __device__ bool is_sound(const TreeNode& n) const {
     if (n.first_edge < 0 || n.width < 2 || n.width > v_.edges - n.first_edge) return false;
     if (n.block == wide_root) return n.width == v_.root_width;
-    if (is_leaf_group(n)) return true;
-    if (n.block == binary_node ? n.width != 2 : n.block != wide_node) return false;
-    return n.row >= 0 && scores(n) <= v_.weight_rows[n.block] - n.row;
+    if (n.block == class_group) return v_.groups;
+    return n.block == binary_node && n.width == 2 && n.row >= 0 && n.row < v_.weight_rows;
   }
 
   // The first child with cumulative probability above u; never one of probability 0 beside others.
@@ -83,7 +82,7 @@ class TreeRow {
     return last;
   }
 
-  // log P(child | node) of a wide node below the root.
+  // log P(child | node) of a group.
   __device__ S log_prob(const TreeNode& n, int64_t child) {
     S score = 0;
     const Exponentials<S> all = exponentials(n, child, &score);
@@ -105,11 +104,7 @@ class TreeRow {
   static constexpr int vector = Aligned ? 16 / sizeof(T) : 1;
 
   static __host__ __device__ bool has_both(const TreeVectors& v) {
-    return v.feature_index != nullptr && v.leaf_groups;
-  }
-
-  __device__ bool is_leaf_group(const TreeNode& n) const {
-    return v_.leaf_groups && n.block == wide_node && n.row >= v_.weight_rows[wide_node];
+    return v.feature_index != nullptr && v.groups;
   }
 
   static __device__ int32_t scores(const TreeNode& n) { return n.block == binary_node ? 1 : n.width; }
@@ -169,25 +164,26 @@ class TreeRow {
   template <int Rows>
   __device__ __forceinline__ void products(const TreeNode& n, int64_t begin, int count, int i,
                                            S (&z)[Rows]) const {
-    const bool leaf = is_leaf_group(n);
-    const S* const x = leaf ? hidden_ : x_;
-    const int64_t features = leaf ? v_.in_features : v_.features;
+    const bool group = n.block == class_group;
+    const S* const x = group ? hidden_ : x_;
+    const int64_t features = group ? v_.in_features : v_.features;
+    const T* const vectors = static_cast<const T*>(group ? v_.class_weight : v_.weight);
+    const T* const biases = static_cast<const T*>(group ? v_.class_bias : v_.bias);
     const T* weight[Rows];
     S bias[Rows];
 #pragma unroll
     for (int k = 0; k < Rows; ++k) {
       const int64_t child = begin + (i + k * warps < count ? i + k * warps : i);
-      int64_t row = t_ * v_.weight_rows[n.block] + n.row + child, bias_row = row;
-      const void* const* const biases = leaf ? &v_.leaf_bias : &v_.bias[n.block];
+      int64_t row = t_ * v_.weight_rows + n.row, bias_row = row;
       bool exists = true;
-      if (leaf) {
+      if (group) {
         row = ~int64_t(v_.edge[t_ * v_.edges + n.first_edge + child].below);
         exists = row >= 0 && row < v_.classes;
         row = exists ? row : 0;
         bias_row = t_ * v_.classes + row;
       }
-      weight[k] = static_cast<const T*>(leaf ? v_.leaf_weight : v_.weight[n.block]) + row * features;
-      bias[k] = *biases == nullptr ? S(0) : to_sum(static_cast<const T*>(*biases)[bias_row]);
+      weight[k] = vectors + row * features;
+      bias[k] = biases == nullptr ? S(0) : to_sum(biases[bias_row]);
       if (!exists) bias[k] = S(NAN);
       z[k] = 0;
     }
@@ -255,7 +251,7 @@ __global__ void __launch_bounds__(threads)
 }
 
 // path[i, t] = log P_t(index[i]), from the nodes on the path of the class: the warps divide the binary nodes, and
-// share the others. NaN for a class out of range, and for tables that are not those of a tree. index [N, n] ->
+// share the others. NaN for tables that are not those of a tree. index [N, n] ->
 // path [N, n, T]. No atomics; deterministic. One block for each (i, tree).
 template <typename T, bool Aligned>
 __global__ void __launch_bounds__(threads)
@@ -307,10 +303,10 @@ __global__ void __launch_bounds__(threads)
   static_cast<S*>(path)[blockIdx.x] = own;
 }
 
-// log_prob[i] = log sum_t exp(log_gate[row, t] + path[i, t]), 0 for class -1. One thread for each i.
+// log_prob[i] = log sum_t exp(log_gate[row, t] + path[i, t]). One thread for each i.
 template <typename S>
 __global__ void __launch_bounds__(threads)
-    mixture_kernel(TreeVectors v, int64_t n, const int64_t* index, const S* path, S* log_prob) {
+    mixture_kernel(TreeVectors v, int64_t n, const S* path, S* log_prob) {
   const int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x;
   if (i >= v.rows * n) return;
   const S* const gate = static_cast<const S*>(v.log_gate) + i / n * v.trees;
@@ -318,29 +314,13 @@ __global__ void __launch_bounds__(threads)
   S largest = -INFINITY, sum = 0;
   for (int64_t t = 0; t < v.trees; ++t) largest = gate[t] + own[t] > largest ? gate[t] + own[t] : largest;
   for (int64_t t = 0; t < v.trees; ++t) sum += share(gate[t] + own[t], largest);
-  log_prob[i] = index[i] == -1 ? S(0) : largest + S(log(sum));
+  log_prob[i] = largest + S(log(sum));
 }
 
 // Whether all weight rows can be read in 16 bytes.
 template <typename T>
 bool all_aligned(const TreeVectors& v) {
-  bool all = !v.leaf_groups || aligned<T>(v.leaf_weight, v.in_features, 16);
-  for (const void* weight : v.weight) all = all && aligned<T>(weight, v.features, 16);
-  return all;
-}
-
-// Calls function(TypeTag<T>(), std::bool_constant<Aligned>(), bytes of shared memory).
-template <typename Function>
-void dispatch_vectors(ScalarType type, const TreeVectors& v, Function function) {
-  dispatch(type, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const size_t bytes = TreeRow<T, true>::shared_sums(v) * sizeof(Sum<T>);
-    if (all_aligned<T>(v)) {
-      function(tag, std::true_type(), bytes);
-    } else {
-      function(tag, std::false_type(), bytes);
-    }
-  });
+  return aligned<T>(v.weight, v.features, 16) && (!v.groups || aligned<T>(v.class_weight, v.in_features, 16));
 }
 
 }  // namespace
@@ -348,23 +328,17 @@ void dispatch_vectors(ScalarType type, const TreeVectors& v, Function function) 
 void sample(ScalarType type, const TreeVectors& v, const int64_t* seed, int64_t n, int64_t* index,
             void* workspace, void* log_prob, cudaStream_t stream) {
   if (v.rows * n == 0) return;
-  dispatch_vectors(type, v, [&](auto tag, auto is_aligned, size_t bytes) {
-    using T = typename decltype(tag)::type;
-    launch(draw_kernel<T, decltype(is_aligned)::value>, grid_size(v.rows * n), threads, bytes, stream, v,
-           seed, n, index);
-  });
-  candidate_log_prob(type, v, index, n, workspace, log_prob, stream);
-}
-
-void candidate_log_prob(ScalarType type, const TreeVectors& v, const int64_t* index, int64_t n,
-                        void* workspace, void* log_prob, cudaStream_t stream) {
-  if (v.rows * n == 0) return;
-  dispatch_vectors(type, v, [&](auto tag, auto is_aligned, size_t bytes) {
+  dispatch(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using S = Sum<T>;
-    launch(class_path_kernel<T, decltype(is_aligned)::value>, grid_size(v.rows * n * v.trees), threads, bytes,
-           stream, v, n, index, workspace);
-    launch(mixture_kernel<S>, grid_size(divide_up(v.rows * n, threads)), threads, 0, stream, v, n, index,
+    const size_t bytes = TreeRow<T, true>::shared_sums(v) * sizeof(S);
+    const auto [draw, class_path] = all_aligned<T>(v)
+                                        ? std::pair(draw_kernel<T, true>, class_path_kernel<T, true>)
+                                        : std::pair(draw_kernel<T, false>, class_path_kernel<T, false>);
+    launch(draw, grid_size(v.rows * n), threads, bytes, stream, v, seed, n, index);
+    launch(class_path, grid_size(v.rows * n * v.trees), threads, bytes, stream, v, n,
+           static_cast<const int64_t*>(index), workspace);
+    launch(mixture_kernel<S>, grid_size(divide_up(v.rows * n, threads)), threads, 0, stream, v, n,
            static_cast<const S*>(workspace), static_cast<S*>(log_prob));
   });
 }

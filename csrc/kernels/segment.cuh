@@ -3,9 +3,9 @@
 // The N places of a tree's leaf order are cut into C segments of equal length. The rows below a node are a
 // run of places. A run inside one segment is summed and stored there. A longer run has a tail, its part in
 // the segment where it starts, and a head in every later segment that it reaches. Both are kept in the
-// workspace, by segment and by place in score (`position`: level of a binary node, column of a wide one). The
+// workspace, by segment and by place in score (`position`: level of the node). The
 // second pass adds tail and heads from left to right. So the order of every sum depends only on N, T, S,
-// stride and type, in the path op also on whether multiprocessors have 160 KiB of shared memory.
+// stride and type, and on whether multiprocessors have 160 KiB of shared memory.
 #pragma once
 
 #include "common.cuh"
@@ -14,9 +14,9 @@
 namespace hstree {
 
 struct Segments {
-  // Places of a segment. A block of the path op stages the features of a whole segment, which limits its length
-  // to 512 places, 256 in float64, and half of that where multiprocessors have little shared memory.
-  static constexpr int64_t shortest = 64, shortest_staged = 128;
+  // Places of a segment. A block stages the features of a whole segment, which limits its length to 512 places, 256
+  // in float64, and half of that where multiprocessors have little shared memory.
+  static constexpr int64_t shortest = 128;
   static constexpr int64_t most_positions = 4096;  // of C * stride, unless segments are longest or C is 1
   static constexpr int64_t enough_blocks = 1024;   // enough to fill a GPU; more would only add workspace
   static constexpr int64_t none = -1, through = -2;
@@ -27,35 +27,31 @@ struct Segments {
   int64_t trees;
   int64_t padded_rows;  // N rounded up to a multiple of 16
   int64_t sum_bytes;    // of one sum
-  bool wide;
 
   __host__ Segments(ScalarType type, const Tables& tables)
       : stride(tables.stride),
         columns(tables.features + 1),
         trees(tables.trees),
         padded_rows(divide_up(tables.rows, 16) * 16),
-        sum_bytes(type == ScalarType::float64 ? sizeof(double) : sizeof(float)),
-        wide(tables.wide) {
+        sum_bytes(type == ScalarType::float64 ? sizeof(double) : sizeof(float)) {
     const int64_t most = stride > 0 && stride < most_positions ? most_positions / stride : 1;
-    const int64_t enough = divide_up(enough_blocks, trees * divide_up(columns, wide ? 128 : 64));
+    const int64_t enough = divide_up(enough_blocks, trees * divide_up(columns, 64));
     places = divide_up(divide_up(tables.rows, most < enough ? most : enough), 16) * 16;
     const int64_t longest = (has_large_shared_memory() ? 2048 : 1024) / sum_bytes;
-    if (!wide && places > longest) places = longest;
-    const int64_t least = wide ? shortest : shortest_staged;
-    if (places < least) places = least;
+    if (places > longest) places = longest;
+    if (places < shortest) places = shortest;
     count = divide_up(tables.rows, places);
   }
 
   __host__ int64_t positions() const { return count > 1 ? trees * count * stride : 0; }
 
-  // Offsets in bytes of the parts of the workspace, and its size. In addition to SegmentOutput's parts, the
-  // path op has factors [T, stride, N rounded up to a multiple of 16], the number of groups of runs [T, C]
+  // Offsets in bytes of the parts of the workspace, and its size. After SegmentOutput's parts come factors [T, stride, N rounded up to a multiple of 16], the number of groups of runs [T, C]
   // and their runs [T, C, runs()] (run_product.cuh).
   __host__ int64_t state_at() const { return round(2 * positions() * columns * sum_bytes); }
   __host__ int64_t factor_at() const { return state_at() + round(positions() * 8); }
   __host__ int64_t groups_at() const { return factor_at() + round(trees * stride * padded_rows * sum_bytes); }
   __host__ int64_t runs_at() const { return groups_at() + round(trees * count * 4); }
-  __host__ int64_t bytes() const { return wide ? factor_at() : runs_at() + trees * count * runs() * 8; }
+  __host__ int64_t bytes() const { return runs_at() + trees * count * runs() * 8; }
   // Largest number of runs of a segment, with the padding of the last groups of two lists.
   __host__ __device__ int64_t runs() const { return places * stride + 32; }
 
@@ -155,13 +151,6 @@ struct SegmentOutput {
 
 constexpr int reduce_threads = 128;
 
-// state[:] = none.  state [count] int64. One thread for each element.
-template <typename T>
-__global__ void __launch_bounds__(reduce_threads) clear_state_kernel(int64_t* state, int64_t count) {
-  const int64_t i = int64_t(blockIdx.x) * reduce_threads + threadIdx.x;
-  if (i < count) state[i] = Segments::none;
-}
-
 // grad[row] = tail + head of the next segment + ..., for each run that starts in a segment and crosses its
 // end. Layouts: SegmentOutput. Sums in Sum<T>, from left to right: deterministic, no atomics. O(T C stride S)
 // bytes, each read at most once. One block for each (tree, segment), chunk of columns and share of the
@@ -198,14 +187,6 @@ __global__ void __launch_bounds__(reduce_threads)
     }
     output.rows.put(row, segments.columns - 1, column, sum);
   }
-}
-
-template <typename T>
-void clear_state(const Segments& segments, const SegmentOutput<T>& output, cudaStream_t stream) {
-  const int64_t count = segments.positions();
-  if (count == 0) return;
-  launch(clear_state_kernel<T>, grid_size(divide_up(count, reduce_threads)), reduce_threads, 0, stream,
-         output.state, count);
 }
 
 template <typename T>

@@ -10,7 +10,7 @@ constexpr int tile_rows = 16;
 constexpr int tile_items = tile_rows * max_depth;
 
 struct Item {
-  int32_t node;           // node number of the path entry or, if wide, its first row
+  int32_t node;           // of the path entry
   int level, begin, end;  // rows [begin, end) of the tile have the node at this level
 };
 
@@ -64,7 +64,7 @@ struct Tile {
         const int k = first + i * blockDim.x, r = k / max_depth, level = k % max_depth;
         if (k >= tile_items || level < shared[r] || level >= length[r]) continue;
         const int64_t entry = path_begin[r] + level;
-        own[i] = __ldg(tables.path + (tables.wide ? 3 * entry : entry));
+        own[i] = __ldg(tables.path + entry);
       }
 #pragma unroll
       for (int i = 0; i < ahead; ++i) {
@@ -73,7 +73,7 @@ struct Tile {
         int end = r + 1;
         while (end < tile_rows && shared[end] > level) ++end;
         const int index = first_item[r] + level - shared[r];
-        node[index] = tables.wide ? own[i] : own[i] >> 1;
+        node[index] = own[i] >> 1;
         run[index] = static_cast<uint16_t>(level | r << 6 | (end - 1) << 10);
       }
     }

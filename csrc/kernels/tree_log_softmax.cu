@@ -18,16 +18,16 @@ struct Normalizer {
 // Where the log-probability of an edge comes from.
 struct alignas(8) Place {
   int32_t above;  // the node above, plus 1; 0: no such edge
-  int32_t row;    // of score; ~row for the right edge of a binary node; R for a class of a leaf group
+  int32_t row;    // of score; ~row for the right edge of a binary node; R for a class of a group
 };
 static_assert(sizeof(Place) == sizeof(int64_t), "a place is an int64 of the table");
 
 template <typename S>
 struct Mixture : TreeScores {
   Place* place;               // [T, V + nodes] of the edges to each class and to each node
-  Normalizer<S>* normalizer;  // [T, normalized, N]
+  Normalizer<S>* normalizer;  // [T, softmaxes, N]
   S* path;                    // [T, nodes, N] log-probability of the path from the root to the node
-  int64_t normalized;         // wide_nodes
+  int64_t softmaxes;          // normalized()
   int lanes;                  // rows of a block
   unsigned groups;            // of as many rows
 
@@ -35,13 +35,19 @@ struct Mixture : TreeScores {
     return place[t * (classes + nodes) + i];
   }
 
-  __device__ __forceinline__ bool is_leaf_group(const TreeNode& node) const {
-    return leaf_bias && node.block == wide_node && node.row >= block_begin[2] - block_begin[1];
+  __device__ __forceinline__ bool is_group(const TreeNode& node) const {
+    return class_bias && node.block == class_group;
   }
 
-  __device__ __forceinline__ S leaf(int64_t t, int64_t y, int64_t n) const {
-    return static_cast<const S*>(leaf_score)[y * rows + n] +
-           static_cast<const S*>(leaf_bias)[t * classes + y];
+  // Whether a node has `count` rows of score from `row` on; not for groups.
+  __device__ __forceinline__ bool has_rows(const TreeNode& node, int64_t row, int64_t count) const {
+    return node.block == binary_node ? count <= root_begin - row
+                                     : node.block == wide_root && count <= score_rows - row;
+  }
+
+  __device__ __forceinline__ S of_class(int64_t t, int64_t y, int64_t n) const {
+    return static_cast<const S*>(class_score)[y * rows + n] +
+           static_cast<const S*>(class_bias)[t * classes + y];
   }
 };
 
@@ -50,11 +56,10 @@ template <typename S>
 __device__ __forceinline__ S edge_log_prob(const Mixture<S>& m, int64_t t, Place edge, int64_t n, int64_t y) {
   const bool right = edge.row < 0;
   const int64_t row = right ? ~edge.row : edge.row;
-  const S z = row == m.block_begin[3]
-                  ? m.leaf(t, y, n)
-                  : static_cast<const S*>(m.score)[(t * m.block_begin[3] + row) * m.rows + n];
-  if (row < m.block_begin[1]) return log_sigmoid(right ? -z : z);
-  const Normalizer<S> all = m.normalizer[(t * m.normalized + edge.above - 1) * m.rows + n];
+  const S z = row == m.score_rows ? m.of_class(t, y, n)
+                                  : static_cast<const S*>(m.score)[(t * m.score_rows + row) * m.rows + n];
+  if (row < m.root_begin) return log_sigmoid(right ? -z : z);
+  const Normalizer<S> all = m.normalizer[(t * m.softmaxes + edge.above - 1) * m.rows + n];
   return (z - all.largest) - all.log_sum;
 }
 
@@ -73,45 +78,43 @@ __global__ void __launch_bounds__(threads) place_kernel(Mixture<S> m) {
   if (node.block < binary_node || node.block > wide_root || node.row < 0) return;
   const bool binary = node.block == binary_node;
   const int64_t child = i - t * m.edges - node.first_edge;
-  const bool of_leaves = m.is_leaf_group(node);
-  const int64_t row =
-      of_leaves ? m.block_begin[3] : m.block_begin[node.block] + node.row + (binary ? 0 : child);
+  const bool of_group = m.is_group(node);
+  const int64_t row = of_group ? m.score_rows : binary ? node.row : m.root_begin + node.row + child;
   if (child < 0 || child >= node.width) return;
-  if (of_leaves ? edge.below >= 0 : row >= m.block_begin[node.block + 1]) return;
-  if (!binary && edge.above >= m.normalized) return;
+  if (of_group ? edge.below >= 0 : !m.has_rows(node, row, 1)) return;
+  if (!binary && edge.above >= m.softmaxes) return;
   m.place[t * (m.classes + m.nodes) + (edge.below < 0 ? ~edge.below : m.classes + edge.below)] = {
       edge.above + 1, static_cast<int32_t>(binary && child > 0 ? ~row : row)};
 }
 
-// normalizer[t, node, n] = max and log sum exp(z - max) over the children of a wide node.
-// score [T, R, N] -> normalizer [T, wide_nodes, N], written for wide nodes only. NaN if a score is NaN.
+// normalizer[t, node, n] = max and log sum exp(z - max) over the children of a wide root or a group.
+// score [T, R, N] -> normalizer [T, softmaxes, N], written for these only. NaN if a score is NaN.
 // Each thread takes every (threads / lanes)-th child; their sums are merged in a fixed order. One block for each
 // (tree, node, group of rows), one lane for each row.
 template <typename S>
 __global__ void __launch_bounds__(threads) normalizer_kernel(Mixture<S> m) {
   __shared__ S shared_largest[threads], shared_sum[threads];
   const unsigned i = blockIdx.x / m.groups;  // (tree, node)
-  const int64_t t = i / static_cast<unsigned>(m.normalized);
-  const TreeNode node = m.node[t * m.nodes + (i - t * m.normalized)];
-  if (node.block != wide_node && node.block != wide_root) return;
-  const int64_t first = m.block_begin[node.block] + node.row;
-  if (node.row < 0 || node.width < 1) return;
-  const bool of_leaves = m.is_leaf_group(node);
-  if (of_leaves ? node.first_edge < 0 || node.width > m.edges - node.first_edge
-                : first + node.width > m.block_begin[node.block + 1]) {
+  const int64_t t = i / static_cast<unsigned>(m.softmaxes);
+  const TreeNode node = m.node[t * m.nodes + (i - t * m.softmaxes)];
+  const bool of_group = m.is_group(node);
+  const int64_t first = m.root_begin + node.row;
+  if ((!of_group && node.block != wide_root) || node.row < 0 || node.width < 1) return;
+  if (of_group ? node.first_edge < 0 || node.width > m.edges - node.first_edge
+               : !m.has_rows(node, first, node.width)) {
     return;
   }
   const int lane = threadIdx.x % m.lanes, way = threadIdx.x / m.lanes, ways = threads / m.lanes;
   const int64_t n = int64_t(blockIdx.x % m.groups) * m.lanes + lane;
   S largest = -INFINITY, sum = 0;
   if (n < m.rows) {
-    const S* const z = static_cast<const S*>(m.score) + (t * m.block_begin[3] + first) * m.rows + n;
+    const S* const z = static_cast<const S*>(m.score) + (t * m.score_rows + first) * m.rows + n;
     const TreeEdge* const edge = m.edge + t * m.edges + node.first_edge;
     for (int64_t c = way; c < node.width; c += ways) {
       S own;
-      if (of_leaves) {
+      if (of_group) {
         const int64_t y = ~static_cast<int64_t>(edge[c].below);
-        own = y < 0 || y >= m.classes ? S(NAN) : m.leaf(t, y, n);
+        own = y < 0 || y >= m.classes ? S(NAN) : m.of_class(t, y, n);
       } else {
         own = z[c * m.rows];
       }
@@ -217,17 +220,17 @@ void launch_all(const TreeScores& scores, void* place, void* workspace, void* lo
   Mixture<S> m{};
   static_cast<TreeScores&>(m) = scores;
   m.place = static_cast<Place*>(place);
-  m.normalized = scores.wide_nodes();
+  m.softmaxes = scores.normalized();
   m.normalizer = static_cast<Normalizer<S>*>(workspace);
-  m.path = reinterpret_cast<S*>(m.normalizer + m.trees * m.normalized * m.rows);
+  m.path = reinterpret_cast<S*>(m.normalizer + m.trees * m.softmaxes * m.rows);
   m.lanes = 1;
   while (m.lanes < most_lanes && m.lanes < m.rows) m.lanes *= 2;
   const int64_t groups = divide_up(m.rows, m.lanes);
   m.groups = grid_size(groups);
   if (m.classes > 1) {
     launch(place_kernel<S>, grid_size(divide_up(m.trees * m.edges, threads)), threads, 0, stream, m);
-    if (m.normalized > 0) {
-      launch(normalizer_kernel<S>, grid_size(m.trees * m.normalized * groups), threads, 0, stream, m);
+    if (m.softmaxes > 0) {
+      launch(normalizer_kernel<S>, grid_size(m.trees * m.softmaxes * groups), threads, 0, stream, m);
     }
     int64_t chunk = 1;
     while (chunk < most_chunk && m.trees * m.nodes * m.rows >= 2 * chunk * plenty) chunk *= 2;

@@ -7,18 +7,18 @@
 
 namespace hstree {
 
-// N rows, D features, T trees, S features of a tree, V classes. Arrays are of the type of hidden, or of its sums:
+// N rows, D features, T trees, M binary nodes of a tree, S features of a tree, V classes. Arrays are of the type of hidden, or of its sums:
 // float32, or float64 for float64. The scores of a node's children are dot(w, x) + b, divided by the temperature;
-// a binary node has one score, z for the left child and -z for the right. Leaf groups, nodes of wide_node whose
-// first row is weight_rows[1] or more, read dot(leaf_weight[class], hidden) + leaf_bias[t, class].
+// a binary node has one score, z for the left child and -z for the right. A group of classes reads
+// dot(class_weight[class], hidden) + class_bias[t, class].
 struct TreeVectors {
-  const void* hidden;     // [N, D]
-  const void* weight[2];  // of binary and of wide nodes, [T, weight_rows, S]
-  const void* bias[2];    // [T, weight_rows] or null
-  int64_t weight_rows[2];
-  bool leaf_groups;         // whether there are any
-  const void* leaf_weight;  // [V, D] of the classes in leaf groups
-  const void* leaf_bias;    // [T, V] or null
+  const void* hidden;        // [N, D]
+  const void* weight;        // [T, M, S] of the binary nodes
+  const void* bias;          // [T, M] or null
+  int64_t weight_rows;       // M
+  bool groups;               // whether there are any
+  const void* class_weight;  // [V, D] of the classes in groups
+  const void* class_bias;    // [T, V] or null
   const void* root;  // [T, N, root_width] sums: log-probabilities of the children of a wide root, or null
   int64_t root_width;
   const void* log_gate;          // [N, T] sums

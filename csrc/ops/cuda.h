@@ -6,8 +6,9 @@
 
 #include <utility>
 
-#include "kernels/leaf_order.h"
 #include "ops/tensor.h"
+
+typedef struct CUstream_st* cudaStream_t;
 
 namespace hstree {
 

@@ -34,7 +34,7 @@ Tensor scores(const GroupArguments& a) {
   const Dtype dtype = accumulate_dtype(a.hidden);
   const std::vector<int64_t> shape = {a.rows() * a.trees() * a.max_width};
   const int64_t bytes = shape[0] * (dtype == Dtype::Double ? 8 : 4);
-  if (bytes < cpu::smallest_recycled) return empty(a.hidden, shape, dtype);
+  if (bytes < cpu::smallest_recycled) return zeros(a.hidden, shape, dtype);
   const bool recycled = bytes <= largest_recycled;
   void* const memory = recycled ? cpu::acquire(bytes) : cpu::acquire_zero_pages(bytes);
   return torch::stable::from_blob(memory, shape, {1}, a.hidden.device(), dtype,

@@ -1,4 +1,4 @@
-// hstree::sample and hstree::candidate_log_prob on CUDA. The schemas are in sample.cpp.
+// hstree::sample on CUDA. The schema is in sample.cpp.
 #ifdef HSTREE_CUDA
 #include "kernels/sample.h"
 #include "ops/cuda.h"
@@ -12,12 +12,12 @@ TreeVectors vectors_of(const TreeTensors& tensors, double temperature) {
     return tensor ? tensor->const_data_ptr() : nullptr;
   };
   return {tensors.hidden.const_data_ptr(),
-          {at(tensors.weight[0]), at(tensors.weight[1])},
-          {at(tensors.bias[0]), at(tensors.bias[1])},
-          {tensors.weight_rows(0), tensors.weight_rows(1)},
-          tensors.weight[2].has_value(),
-          at(tensors.weight[2]),
-          at(tensors.bias[2]),
+          at(tensors.weight),
+          at(tensors.bias),
+          tensors.weight_rows(),
+          tensors.class_weight.has_value(),
+          at(tensors.class_weight),
+          at(tensors.class_bias),
           at(tensors.root_log_prob),
           tensors.root_log_prob ? tensors.root_log_prob->size(2) : 0,
           tensors.log_gate.const_data_ptr(),
@@ -35,16 +35,16 @@ TreeVectors vectors_of(const TreeTensors& tensors, double temperature) {
           1 / temperature};
 }
 
-std::tuple<Tensor, Tensor> sample_cuda(
-    const Tensor& hidden, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
-    const std::optional<Tensor>& wide_weight, const std::optional<Tensor>& wide_bias,
-    const std::optional<Tensor>& leaf_weight, const std::optional<Tensor>& leaf_bias,
-    const std::optional<Tensor>& root_log_prob, const Tensor& log_gate,
-    const std::optional<Tensor>& feature_index, const Tensor& node, const Tensor& edge,
-    const Tensor& leaf_edge, const Tensor& seed, int64_t n, double temperature) {
-  const TreeTensors tensors =
-      tree_tensors("hstree::sample", hidden, weight, bias, wide_weight, wide_bias, leaf_weight, leaf_bias,
-                   root_log_prob, log_gate, feature_index, node, edge, leaf_edge);
+std::tuple<Tensor, Tensor> sample_cuda(const Tensor& hidden, const std::optional<Tensor>& weight,
+                                       const std::optional<Tensor>& bias,
+                                       const std::optional<Tensor>& class_weight,
+                                       const std::optional<Tensor>& class_bias,
+                                       const std::optional<Tensor>& root_log_prob, const Tensor& log_gate,
+                                       const std::optional<Tensor>& feature_index, const Tensor& node,
+                                       const Tensor& edge, const Tensor& leaf_edge, const Tensor& seed,
+                                       int64_t n, double temperature) {
+  const TreeTensors tensors = tree_tensors("hstree::sample", hidden, weight, bias, class_weight, class_bias,
+                                           root_log_prob, log_gate, feature_index, node, edge, leaf_edge);
   check_draws(tensors, seed, n, temperature);
   const CudaCall call(tensors.hidden);
   const Tensor index = empty(hidden, {tensors.rows(), n}, Dtype::Long);
@@ -55,34 +55,10 @@ std::tuple<Tensor, Tensor> sample_cuda(
   return {index, log_prob};
 }
 
-Tensor candidate_log_prob_cuda(const Tensor& hidden, const std::optional<Tensor>& weight,
-                               const std::optional<Tensor>& bias, const std::optional<Tensor>& wide_weight,
-                               const std::optional<Tensor>& wide_bias,
-                               const std::optional<Tensor>& leaf_weight,
-                               const std::optional<Tensor>& leaf_bias,
-                               const std::optional<Tensor>& root_log_prob, const Tensor& log_gate,
-                               const std::optional<Tensor>& feature_index, const Tensor& node,
-                               const Tensor& edge, const Tensor& leaf_edge, const Tensor& candidates,
-                               double temperature) {
-  const TreeTensors tensors =
-      tree_tensors("hstree::candidate_log_prob", hidden, weight, bias, wide_weight, wide_bias, leaf_weight,
-                   leaf_bias, root_log_prob, log_gate, feature_index, node, edge, leaf_edge);
-  check_candidates(tensors, candidates, temperature);
-  const CudaCall call(tensors.hidden);
-  const int64_t n = candidates.size(1);
-  const Tensor index = torch::stable::contiguous(candidates);
-  const Tensor log_prob = empty(hidden, {tensors.rows(), n}, tensors.sums);
-  const Tensor workspace = empty(hidden, {tensors.rows(), n, tensors.trees()}, tensors.sums);
-  candidate_log_prob(tensors.type, vectors_of(tensors, temperature), const_data<int64_t>(index), n,
-                     workspace.mutable_data_ptr(), log_prob.mutable_data_ptr(), call.stream());
-  return log_prob;
-}
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CUDA, m) {
   m.impl("sample", TORCH_BOX(&sample_cuda));
-  m.impl("candidate_log_prob", TORCH_BOX(&candidate_log_prob_cuda));
 }
 
 }  // namespace hstree

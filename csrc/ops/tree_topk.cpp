@@ -11,16 +11,16 @@ namespace {
 
 constexpr const char* op = "hstree::tree_topk";
 
-std::tuple<Tensor, Tensor> tree_topk_cpu(
-    const Tensor& hidden, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
-    const std::optional<Tensor>& wide_weight, const std::optional<Tensor>& wide_bias,
-    const std::optional<Tensor>& leaf_weight, const std::optional<Tensor>& leaf_bias,
-    const std::optional<Tensor>& root_log_prob, const Tensor& log_gate,
-    const std::optional<Tensor>& feature_index, const Tensor& node, const Tensor& edge,
-    const Tensor& leaf_edge, int64_t k, int64_t most_scored) {
-  const TreeTensors tensors =
-      tree_tensors(op, hidden, weight, bias, wide_weight, wide_bias, leaf_weight, leaf_bias, root_log_prob,
-                   log_gate, feature_index, node, edge, leaf_edge);
+std::tuple<Tensor, Tensor> tree_topk_cpu(const Tensor& hidden, const std::optional<Tensor>& weight,
+                                         const std::optional<Tensor>& bias,
+                                         const std::optional<Tensor>& class_weight,
+                                         const std::optional<Tensor>& class_bias,
+                                         const std::optional<Tensor>& root_log_prob, const Tensor& log_gate,
+                                         const std::optional<Tensor>& feature_index, const Tensor& node,
+                                         const Tensor& edge, const Tensor& leaf_edge, int64_t k,
+                                         int64_t most_scored) {
+  const TreeTensors tensors = tree_tensors(op, hidden, weight, bias, class_weight, class_bias, root_log_prob,
+                                           log_gate, feature_index, node, edge, leaf_edge);
   check(k >= 1 && k <= tensors.classes(), op, ": k: expected 1 to ", tensors.classes(),
         " (the number of classes), got ", k);
   const Tensor log_prob = empty(hidden, {tensors.rows(), k}, tensors.sums);

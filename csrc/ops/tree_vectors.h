@@ -1,4 +1,4 @@
-// The arguments that tree_topk, sample and candidate_log_prob share: a mixture of trees with its vectors.
+// The arguments that tree_topk and sample share: a mixture of trees with its vectors.
 #pragma once
 
 #include <optional>
@@ -8,18 +8,19 @@
 
 namespace hstree {
 
-#define HSTREE_TREE_VECTORS_SCHEMA                                                        \
-  "Tensor hidden, Tensor? weight, Tensor? bias, Tensor? wide_weight, Tensor? wide_bias, " \
-  "Tensor? leaf_weight, Tensor? leaf_bias, Tensor? root_log_prob, Tensor log_gate, "      \
-  "Tensor? feature_index, Tensor node, Tensor edge, Tensor leaf_edge"
+#define HSTREE_TREE_VECTORS_SCHEMA                                                            \
+  "Tensor hidden, Tensor? weight, Tensor? bias, Tensor? class_weight, Tensor? class_bias, "   \
+  "Tensor? root_log_prob, Tensor log_gate, Tensor? feature_index, Tensor node, Tensor edge, " \
+  "Tensor leaf_edge"
 
-// Checked, contiguous tensors. The weight and bias of each block of nodes, of the classes in leaf groups last.
+// Checked, contiguous tensors.
 struct TreeTensors {
   const char* op;
   ScalarType type;
   Dtype sums;
   Tensor hidden;
-  std::optional<Tensor> weight[3], bias[3];
+  std::optional<Tensor> weight, bias;              // of the binary nodes
+  std::optional<Tensor> class_weight, class_bias;  // of the classes in groups
   std::optional<Tensor> root_log_prob;
   Tensor log_gate;
   std::optional<Tensor> feature_index;
@@ -29,14 +30,13 @@ struct TreeTensors {
   int64_t trees() const { return log_gate.size(1); }
   int64_t classes() const { return leaf_edge.size(1); }
   int64_t features() const { return feature_index ? feature_index->size(1) : hidden.size(1); }
-  int64_t weight_rows(int block) const { return weight[block] ? weight[block]->size(1) : 0; }
+  int64_t weight_rows() const { return weight ? weight->size(1) : 0; }
 };
 
 // Throws std::runtime_error for a wrong shape, dtype or device.
 TreeTensors tree_tensors(const char* op, const Tensor& hidden, const std::optional<Tensor>& weight,
-                         const std::optional<Tensor>& bias, const std::optional<Tensor>& wide_weight,
-                         const std::optional<Tensor>& wide_bias, const std::optional<Tensor>& leaf_weight,
-                         const std::optional<Tensor>& leaf_bias, const std::optional<Tensor>& root_log_prob,
+                         const std::optional<Tensor>& bias, const std::optional<Tensor>& class_weight,
+                         const std::optional<Tensor>& class_bias, const std::optional<Tensor>& root_log_prob,
                          const Tensor& log_gate, const std::optional<Tensor>& feature_index,
                          const Tensor& node, const Tensor& edge, const Tensor& leaf_edge);
 
@@ -50,11 +50,11 @@ cpu::TreeVectors<T> tree_vectors(const TreeTensors& tensors, double sharpness = 
   };
   return {tensors.op,
           const_data<T>(tensors.hidden),
-          {at(tensors.weight[0]), at(tensors.weight[1])},
-          {at(tensors.bias[0]), at(tensors.bias[1])},
-          {tensors.weight_rows(0), tensors.weight_rows(1)},
-          at(tensors.weight[2]),
-          at(tensors.bias[2]),
+          at(tensors.weight),
+          at(tensors.bias),
+          tensors.weight_rows(),
+          at(tensors.class_weight),
+          at(tensors.class_bias),
           tensors.root_log_prob ? const_data<A>(*tensors.root_log_prob) : nullptr,
           tensors.root_log_prob ? tensors.root_log_prob->size(2) : 0,
           const_data<A>(tensors.log_gate),

@@ -11,57 +11,36 @@ Tensor table(const char* op, const char* name, const Tensor& tensor, const Tenso
   return torch::stable::contiguous(tensor);
 }
 
-// The weight and bias of one block of nodes.
-struct Block {
-  std::optional<Tensor> weight, bias;
-};
+std::optional<Tensor> given(const std::optional<Tensor>& tensor) {
+  return tensor ? std::optional(torch::stable::contiguous(*tensor)) : std::nullopt;
+}
 
-Block block(const char* op, const char* name, const char* bias_name, const std::optional<Tensor>& weight,
-            const std::optional<Tensor>& bias, const Tensor& hidden, int64_t trees) {
+// `weight` and `bias` of the binary nodes, or of the classes.
+void check_vectors(const char* op, const char* name, const char* bias_name,
+                   const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+                   const Tensor& hidden, int64_t trees, int64_t dim, const char* shape) {
   if (!weight) {
     check(!bias, op, ": ", bias_name, ": expected None, as there is no ", name);
-    return {};
+    return;
   }
-  check_dim(op, name, *weight, 3, "[T, M, S]");
+  check_dim(op, name, *weight, dim, shape);
   check_dtype(op, name, *weight, hidden.scalar_type());
   check_device(op, name, *weight, hidden);
-  check_size(op, name, *weight, 0, trees, "trees of log_gate");
-  if (!bias) return {torch::stable::contiguous(*weight), std::nullopt};
-  check_dim(op, bias_name, *bias, 2, "[T, M]");
+  if (dim == 3) check_size(op, name, *weight, 0, trees, "trees of log_gate");
+  if (!bias) return;
+  check_dim(op, bias_name, *bias, 2, dim == 3 ? "[T, M]" : "[T, V]");
   check_dtype(op, bias_name, *bias, hidden.scalar_type());
   check_device(op, bias_name, *bias, hidden);
   check_size(op, bias_name, *bias, 0, trees, "trees of log_gate");
-  check_size(op, bias_name, *bias, 1, weight->size(1), "rows of its weight");
-  return {torch::stable::contiguous(*weight), torch::stable::contiguous(*bias)};
-}
-
-// The weight [V, D] and bias [T, V] of the classes in leaf groups.
-Block leaf_vectors(const char* op, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
-                   const Tensor& hidden, int64_t trees, int64_t classes) {
-  if (!weight) {
-    check(!bias, op, ": leaf_bias: expected None, as there is no leaf_weight");
-    return {};
-  }
-  check_dim(op, "leaf_weight", *weight, 2, "[V, D]");
-  check_dtype(op, "leaf_weight", *weight, hidden.scalar_type());
-  check_device(op, "leaf_weight", *weight, hidden);
-  check_size(op, "leaf_weight", *weight, 0, classes, "classes of leaf_edge");
-  check_size(op, "leaf_weight", *weight, 1, hidden.size(1), "features of hidden");
-  if (!bias) return {torch::stable::contiguous(*weight), std::nullopt};
-  check_dim(op, "leaf_bias", *bias, 2, "[T, V]");
-  check_dtype(op, "leaf_bias", *bias, hidden.scalar_type());
-  check_device(op, "leaf_bias", *bias, hidden);
-  check_size(op, "leaf_bias", *bias, 0, trees, "trees of log_gate");
-  check_size(op, "leaf_bias", *bias, 1, classes, "classes of leaf_edge");
-  return {torch::stable::contiguous(*weight), torch::stable::contiguous(*bias)};
+  check_size(op, bias_name, *bias, 1, weight->size(dim - 2),
+             dim == 3 ? "rows of weight" : "rows of class_weight");
 }
 
 }  // namespace
 
 TreeTensors tree_tensors(const char* op, const Tensor& hidden, const std::optional<Tensor>& weight,
-                         const std::optional<Tensor>& bias, const std::optional<Tensor>& wide_weight,
-                         const std::optional<Tensor>& wide_bias, const std::optional<Tensor>& leaf_weight,
-                         const std::optional<Tensor>& leaf_bias, const std::optional<Tensor>& root_log_prob,
+                         const std::optional<Tensor>& bias, const std::optional<Tensor>& class_weight,
+                         const std::optional<Tensor>& class_bias, const std::optional<Tensor>& root_log_prob,
                          const Tensor& log_gate, const std::optional<Tensor>& feature_index,
                          const Tensor& node, const Tensor& edge, const Tensor& leaf_edge) {
   const ScalarType type = element_type(op, "hidden", hidden);
@@ -73,27 +52,22 @@ TreeTensors tree_tensors(const char* op, const Tensor& hidden, const std::option
   check_size(op, "log_gate", log_gate, 0, hidden.size(0), "rows of hidden");
   const int64_t rows = hidden.size(0), trees = log_gate.size(1);
   check(trees > 0, op, ": log_gate: expected at least one tree, got shape ", shape_of(log_gate));
-  const Block blocks[2] = {block(op, "weight", "bias", weight, bias, hidden, trees),
-                           block(op, "wide_weight", "wide_bias", wide_weight, wide_bias, hidden, trees)};
   std::optional<Tensor> index;
   if (feature_index) {
     index = table(op, "feature_index", *feature_index, hidden, 2, "[T, S]");
     check_size(op, "feature_index", *index, 0, trees, "trees of log_gate");
   }
-  const int64_t features = index ? index->size(1) : hidden.size(1);
-  for (int b = 0; b < 2; ++b) {
-    if (!blocks[b].weight) continue;
-    check_size(op, b ? "wide_weight" : "weight", *blocks[b].weight, 2, features,
+  check_vectors(op, "weight", "bias", weight, bias, hidden, trees, 3, "[T, M, S]");
+  if (weight) {
+    check_size(op, "weight", *weight, 2, index ? index->size(1) : hidden.size(1),
                index ? "features of feature_index" : "features of hidden, as there is no feature_index");
   }
-  std::optional<Tensor> root;
   if (root_log_prob) {
     check_dim(op, "root_log_prob", *root_log_prob, 3, "[T, N, C]");
     check_dtype(op, "root_log_prob", *root_log_prob, sums);
     check_device(op, "root_log_prob", *root_log_prob, hidden);
     check_size(op, "root_log_prob", *root_log_prob, 0, trees, "trees of log_gate");
     check_size(op, "root_log_prob", *root_log_prob, 1, rows, "rows of hidden");
-    root = torch::stable::contiguous(*root_log_prob);
   }
   const Tensor nodes = table(op, "node", node, hidden, 3, "[T, M, 5]");
   const Tensor edges = table(op, "edge", edge, hidden, 3, "[T, E, 2]");
@@ -107,14 +81,20 @@ TreeTensors tree_tensors(const char* op, const Tensor& hidden, const std::option
   check(classes > 0, op, ": leaf_edge: expected at least one class, got shape ", shape_of(leaf_edge));
   check(classes == 1 || nodes.size(1) > 0, op, ": node: expected at least one node of a tree over ", classes,
         " classes");
-  const Block leaf = leaf_vectors(op, leaf_weight, leaf_bias, hidden, trees, classes);
+  check_vectors(op, "class_weight", "class_bias", class_weight, class_bias, hidden, trees, 2, "[V, D]");
+  if (class_weight) {
+    check_size(op, "class_weight", *class_weight, 0, classes, "classes of leaf_edge");
+    check_size(op, "class_weight", *class_weight, 1, hidden.size(1), "features of hidden");
+  }
   return {op,
           type,
           sums,
           torch::stable::contiguous(hidden),
-          {blocks[0].weight, blocks[1].weight, leaf.weight},
-          {blocks[0].bias, blocks[1].bias, leaf.bias},
-          root,
+          given(weight),
+          given(bias),
+          given(class_weight),
+          given(class_bias),
+          given(root_log_prob),
           torch::stable::contiguous(log_gate),
           index,
           nodes,

@@ -41,7 +41,8 @@ from hstree.heads.rows import is_excluded, mask_candidates, split_rows, tempered
 from hstree.heads.state import HasWeight, Tables, adopt_tables, fill, saved_tables, weight_to_tie
 from hstree.ops import (
     default_chunk_rows,
-    leaf_tree_topk,
+    group_log_prob,
+    group_topk,
     path_log_prob,
     sample,
     tree_log_softmax,
@@ -49,7 +50,6 @@ from hstree.ops import (
 )
 from hstree.ops._row_sparse import cast, with_rows
 from hstree.ops.feature_gather import feature_gather
-from hstree.ops.group_log_prob import group_log_prob
 from hstree.ops.target_log_softmax import log_softmax, target_log_softmax
 from hstree.trees import Tree, build_ensemble, word_vectors
 from hstree.trees.ensemble_tables import ensemble_tables
@@ -871,10 +871,9 @@ class TreeEnsemble(Head):
             "node": below.node,
             "edge": below.edge,
             "n_classes": self.n_classes,
-            "wide_begin": nodes,
             "root_begin": nodes,
-            "leaf_score": class_score,
-            "leaf_bias": class_bias,
+            "class_score": class_score,
+            "class_bias": class_bias,
         }
 
     def topk_rows(
@@ -907,7 +906,7 @@ class TreeEnsemble(Head):
             values, classes = tree_topk(**self._walk(hidden), k=k, most_scored=most)
         elif self.groups and self.below.n_vectors:
             size = max(default_chunk_rows(hidden, self.numbers_of_a_row(hidden.device)), CHUNK_ROWS)
-            parts = [leaf_tree_topk(**self._scored(x), k=k) for x in torch.split(hidden, size)]
+            parts = [group_topk(**self._scored(x), k=k) for x in torch.split(hidden, size)]
             values, classes = map(torch.cat, zip(*parts, strict=True))
         rest = (classes[:, 0] < 0).nonzero().squeeze(1)
         if len(rest):
@@ -957,7 +956,7 @@ class TreeEnsemble(Head):
                 of_trees = below.target_log_prob(
                     contexts.repeat_interleave(n_candidates, 0), candidates.flatten(), weight, bias
                 )
-            assert of_trees is not None  # there are vectors
+            assert of_trees is not None
             log_prob = log_prob + of_trees.view(n_rows, n_candidates, self.n_trees)
         if self.roots is not None:
             child = below.root_child[:, candidates].long()
@@ -995,10 +994,10 @@ class TreeEnsemble(Head):
         weight, rows = below()
         x = hidden if weight is None else hidden.to(weight.dtype)
         arguments: dict[str, Tensor | None] = dict.fromkeys(
-            ("weight", "bias", "wide_weight", "wide_bias", "leaf_weight", "leaf_bias")
+            ("weight", "bias", "class_weight", "class_bias")
         )
         if below.bias is not None:
-            prefix = "leaf_" if self.groups else ""
+            prefix = "class_" if self.groups else ""
             arguments |= {f"{prefix}weight": weight, f"{prefix}bias": below.bias}
         root_log_prob = None
         if self.roots is not None:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hstree.heads.trees import TreeEnsemble, level_log_probs
+from hstree.heads import TreeEnsemble
 from hstree.lm.model import LanguageModel, read_contexts
 from hstree.lm.report import panels
 
@@ -53,9 +53,9 @@ def tree_loss(model: LanguageModel, tokens: Any) -> TreeLoss:
         raise ValueError(f"model: expected a head of trees, got the head {head.name!r}")
     losses, weights = [], []  # [N, T] of each window
     for hidden, target in read_contexts(model, tokens, length=512):
-        found = level_log_probs(head, hidden, target)
-        losses.append(-found.log_prob.double().sum(2).cpu())
-        weights.append(found.log_gate.double().cpu())
+        hidden = head.encode(hidden)
+        losses.append(-head.log_prob_by_tree(hidden, target).double().cpu())
+        weights.append(head.log_gate(hidden).double().cpu())
     loss, log_gate = torch.cat(losses), torch.cat(weights)
     gate = log_gate.exp()
     entropy = -torch.where(gate > 0, gate * log_gate, 0.0).sum(1)

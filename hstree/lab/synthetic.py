@@ -49,9 +49,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "mos-plif": {"components": 4, "function_options": {"intervals": 1000}},
     "moc": {"components": 4},
     "adaptive": {"div_value": 1},
-    "trees": {"n_trees": 4, "recipe": "random", "root": 1, "leaf": 1, "gate": "context"},
+    "trees": {"n_trees": 4, "recipe": "random", "clusters": 2, "binary": True, "gate": "context"},
 }
-_SHAPES: dict[str, dict[str, Any]] = {"trees-single": {"n_trees": 1}, "trees-wide": {"root": 10}}
+_SHAPES: dict[str, dict[str, Any]] = {
+    "trees-single": {"n_trees": 1},
+    "trees-wide": {"clusters": 10},
+}
 DEFAULT_HEADS = (
     *("softmax", "sigsoftmax", "gss", "gss:k=0.1,c=0", "plif", "monotonic", "mos", "mixtape"),
     *("trees-single", "trees"),

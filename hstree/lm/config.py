@@ -127,17 +127,12 @@ class TrainConfig:
     --embedding-size"""
     n_trees: Few = 4
     """trees, forest: number of trees, T"""
-    root: Count | None = None
-    """trees: number of children of the root, C (1: a binary root; default: 256, more from 65,537
+    clusters: Count | None = None
+    """trees, forest: number of clusters of a tree, C (default: 256, with trees more from 65,537
     classes)"""
-    leaf: Count | None = None
-    """trees: largest number of classes in a leaf softmax, G; without --levels below binary nodes
-    (1: binary down to the classes; default: 16 with three levels, or in training with --sparse from
-    12,001 classes)"""
-    levels: Literal[2, 3] | None = None
-    """trees: number of levels; 2: the root, then one softmax over the classes below each of its
-    children, 3: one more between them, over groups of --leaf classes (default: 2, or any number of
-    binary nodes with --leaf, or in training with --sparse from 12,001 classes)"""
+    binary: bool = False
+    """trees: binary nodes below the clusters, not one softmax over the classes of each (default
+    with --sparse from 12,001 classes)"""
     gate: Literal["uniform", "constant", "context"] = "context"
     """trees, forest: mixture weights"""
     recipe: Literal["cluster", "huffman", "random"] = "cluster"
@@ -248,8 +243,6 @@ class TrainConfig:
             )
         if self.sparse_embedding and self.tied and not self.sparse:
             raise ConfigError("--sparse-embedding: expected --sparse with --tied, got --tied alone")
-        if self.levels == 2 and self.leaf not in (None, 1):
-            raise ConfigError(f"--leaf: expected 1 with --levels 2, got {self.leaf}")
         self.head_options()
 
     def head_options(self) -> dict[str, Any]:
@@ -273,6 +266,9 @@ class TrainConfig:
                     f"text, got {name}={value}"
                 )
         options = {name: getattr(self, name) for name in read if name != "all_classes"}
+        chosen = [name for name in ("clusters", "binary") if not options.get(name)]
+        for name in chosen:
+            options.pop(name, None)  # the head chooses
         return options | more
 
     def with_absolute_paths(self) -> TrainConfig:
@@ -367,9 +363,8 @@ MODEL_SETTINGS = tuple(
 
 READ_BY: dict[str, tuple[str, ...]] = {
     "n_trees": ("trees", "forest"),
-    "root": ("trees",),
-    "leaf": ("trees",),
-    "levels": ("trees",),
+    "clusters": ("trees", "forest"),
+    "binary": ("trees",),
     "gate": ("trees", "forest"),
     "recipe": ("trees",),
     "subset_size": ("trees",),
@@ -492,7 +487,7 @@ def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _absolute(path: str | None) -> str | None:
     """An absolute path; that of a dataset of the hub stays as it is."""
-    if path is None or path.startswith("hf:") or Path(path).is_fifo():
+    if path is None or path.startswith("hf:"):
         return path
     return os.path.realpath(path)
 
@@ -593,7 +588,7 @@ def _published(corpus: str) -> dict[str, dict[str, Any]]:
         # of the gates are assumed too, and latent vectors have no dropout.
         "mixtape": mixtape | {"gate_features": 64},
         # Not published. The factor of 8 that suits AdamW makes SGD at 20 diverge.
-        "trees": untied | {"n_trees": 4, "root": 1024, "gate": "context"},
+        "trees": untied | {"n_trees": 4, "clusters": 1024, "gate": "context"},
     }
 
 

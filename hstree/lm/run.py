@@ -231,7 +231,7 @@ class RunDirectory:
 # The files of a run with tensors: the model and the training state.
 
 METADATA_KEY, STATE_KEY = "hstree.model", "hstree.training"
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 
 
 def _model_content(model: LanguageModel) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Log-probabilities of all classes of a mixture of trees by torch's own operators, for devices
-without a kernel, and for the backward pass on those without one for it. There the leaf groups of
-:func:`hstree.ops.tree_log_softmax` are wide nodes with rows of their own."""
+without a kernel, and for the backward pass on those without one for it. Here the classes of groups
+have rows of ``score`` in each tree, from ``class_begin`` to ``root_begin``."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def composed_log_prob(
     node: Tensor,
     edge: Tensor,
     n_classes: int,
-    wide_begin: int,
+    class_begin: int,
     root_begin: int,
 ) -> Tensor:
     """log P [N, V]; arguments of :func:`hstree.ops.tree_log_softmax`. Tables are not checked."""
     mixture: Tensor | None = None
     for t in range(len(score)):
-        path = _path_log_prob(score[t], node[t], edge[t], n_classes, wide_begin, root_begin)
+        path = _path_log_prob(score[t], node[t], edge[t], n_classes, class_begin, root_begin)
         log_prob = path + log_gate[:, t]
         mixture = log_prob if mixture is None else log_add_exp(mixture, log_prob)
     assert mixture is not None
@@ -53,7 +53,7 @@ def composed_backward(
     log_gate: Tensor,
     node: Tensor,
     edge: Tensor,
-    wide_begin: int,
+    class_begin: int,
     root_begin: int,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of score [T, R, N] and log_gate [N, T], one tree at a time: a kernel of
@@ -63,12 +63,12 @@ def composed_backward(
     # The mixture of the paths as they are rounded here: log_prob may come from a kernel.
     mixture = torch.full_like(log_prob.t(), -torch.inf)
     for t in range(len(score)):
-        path = _path_log_prob(score[t], node[t], edge[t], n_classes, wide_begin, root_begin)
+        path = _path_log_prob(score[t], node[t], edge[t], n_classes, class_begin, root_begin)
         mixture = torch.logaddexp(mixture, path + log_gate[:, t])
     for t in range(len(score)):
         with _recording():
             leaf = score[t].detach().requires_grad_()
-            path = _path_log_prob(leaf, node[t], edge[t], n_classes, wide_begin, root_begin)
+            path = _path_log_prob(leaf, node[t], edge[t], n_classes, class_begin, root_begin)
         term = path.detach() + log_gate[:, t]
         posterior = torch.exp(term - mixture).masked_fill_(term == -torch.inf, 0.0)
         grad_path = posterior.mul_(grad.t())
@@ -79,14 +79,13 @@ def composed_backward(
     return grad_score, grad_log_gate
 
 
-def leaf_classes(node: Tensor, edge: Tensor, n_wide_rows: int, n_classes: int) -> Tensor:
-    """Class of each row of the leaf groups, int64 [T, V]; 0 where a row belongs to no group."""
+def class_rows(node: Tensor, edge: Tensor, n_classes: int) -> Tensor:
+    """Class of each row of the groups, int64 [T, V]; 0 where a row belongs to no group."""
     block, row, first_edge, *_ = node.long().unbind(2)
     parent, below = edge.long().unbind(2)
-    is_group = (block == 1) & (row >= n_wide_rows)
     # Edge e of a group is row e + first_row: the rows of a node follow its edges.
-    first_row = (row - n_wide_rows - first_edge).gather(1, parent)
-    of_group = is_group.gather(1, parent) & (below < 0)
+    first_row = (row - first_edge).gather(1, parent)
+    of_group = (block == 1).gather(1, parent) & (below < 0)
     place = torch.arange(edge.shape[1], device=edge.device) + first_row
     classes = place.new_zeros(len(node), n_classes + 1)
     # All other edges write into one more column, which is cut off.
@@ -94,38 +93,37 @@ def leaf_classes(node: Tensor, edge: Tensor, n_wide_rows: int, n_classes: int) -
     return classes.scatter(1, place, ~below)[:, :n_classes]
 
 
-def with_leaf_rows(
-    score: Tensor, leaf_score: Tensor, leaf_bias: Tensor, classes: Tensor, root_begin: int
+def with_class_rows(
+    score: Tensor, class_score: Tensor, class_bias: Tensor, classes: Tensor, root_begin: int
 ) -> Tensor:
-    """The scores [T, R + V, N] with those of the leaf groups after the rows of wide nodes: score
-    [T, R, N], leaf_score [N, V], leaf_bias [T, V], classes of :func:`leaf_classes`."""
+    """The scores [T, R + V, N] with those of the classes before the children of the root: score
+    [T, R, N], class_score [N, V], class_bias [T, V], classes of :func:`class_rows`."""
     parts = []
-    for upper, bias, of_rows in zip(score, leaf_bias, classes, strict=True):
-        rows = leaf_score.t().index_select(0, of_rows)
+    for upper, bias, of_rows in zip(score, class_bias, classes, strict=True):
+        rows = class_score.t().index_select(0, of_rows)
         rows = rows + bias.index_select(0, of_rows).unsqueeze(1)
         parts += [upper[:root_begin], rows, upper[root_begin:]]
     return torch.cat(parts).view(len(score), score.shape[1] + classes.shape[1], score.shape[2])
 
 
-def without_leaf_rows(
+def without_class_rows(
     grad: Tensor, classes: Tensor, root_begin: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of score, leaf_score and leaf_bias from that of :func:`with_leaf_rows`. Tree by
+    """Gradients of score, class_score and class_bias from that of :func:`with_class_rows`. Tree by
     tree, so that the order of the sums is fixed."""
     n_classes = classes.shape[1]
     root = grad[:, root_begin + n_classes :]
-    upper, leaves = grad[:, :root_begin], grad[:, root_begin : root_begin + n_classes]
-    zeros = grad.new_zeros(n_classes, grad.shape[2])
-    grad_leaf_score = zeros
-    for of_rows, rows in zip(classes, leaves, strict=True):
-        grad_leaf_score = grad_leaf_score.index_add(0, of_rows, rows)
-    sums = leaves.sum(2)
-    grad_leaf_bias = torch.zeros_like(sums).scatter_add(1, classes, sums)
-    return torch.cat([upper, root], 1), grad_leaf_score.t(), grad_leaf_bias
+    upper, of_classes = grad[:, :root_begin], grad[:, root_begin : root_begin + n_classes]
+    grad_class_score = grad.new_zeros(n_classes, grad.shape[2])
+    for of_rows, rows in zip(classes, of_classes, strict=True):
+        grad_class_score = grad_class_score.index_add(0, of_rows, rows)
+    sums = of_classes.sum(2)
+    grad_class_bias = torch.zeros_like(sums).scatter_add(1, classes, sums)
+    return torch.cat([upper, root], 1), grad_class_score.t(), grad_class_bias
 
 
 def _path_log_prob(
-    score: Tensor, node: Tensor, edge: Tensor, n_classes: int, wide_begin: int, root_begin: int
+    score: Tensor, node: Tensor, edge: Tensor, n_classes: int, class_begin: int, root_begin: int
 ) -> Tensor:
     """log P_t [V, N] of one tree with the scores [R, N].
 
@@ -136,13 +134,13 @@ def _path_log_prob(
         return score.new_zeros(1, score.shape[1])
     block, row, first_edge, _, edge_above = node.long().unbind(1)
     parent, below = edge.long().unbind(1)
-    binary = score[:wide_begin]
-    wide = _wide_log_softmax(score[wide_begin:], node, root_begin - wide_begin)
-    log_prob = torch.cat([F.logsigmoid(binary), F.logsigmoid(-binary), wide])
-    first = row + torch.where(block == 1, 2 * wide_begin, 0)  # in log_prob
-    first = first + torch.where(block == 2, wide_begin + root_begin, 0)
-    # The right child of a binary node is in the second part of log_prob, wide_begin rows later.
-    step = torch.where(block == 0, wide_begin, 1)
+    binary = score[:class_begin]
+    others = _log_softmax_by_node(score[class_begin:], node, root_begin - class_begin)
+    log_prob = torch.cat([F.logsigmoid(binary), F.logsigmoid(-binary), others])
+    first = row + torch.where(block == 1, 2 * class_begin, 0)  # in log_prob
+    first = first + torch.where(block == 2, class_begin + root_begin, 0)
+    # The right child of a binary node is in the second part of log_prob, class_begin rows later.
+    step = torch.where(block == 0, class_begin, 1)
 
     def of_edges(index: Tensor) -> Tensor:
         above = parent[index]
@@ -161,12 +159,13 @@ def _path_log_prob(
     return path.index_select(0, parent[leaf_edge]) + of_edges(leaf_edge)
 
 
-def _wide_log_softmax(score: Tensor, node: Tensor, n_wide_rows: int) -> Tensor:
-    """Log-softmax within the rows of each wide node, those of a wide root last: score [., N]."""
+def _log_softmax_by_node(score: Tensor, node: Tensor, n_class_rows: int) -> Tensor:
+    """Log-softmax within the rows of each group, and of a wide root, whose rows are last: score
+    [., N]."""
     if not len(score):
         return score
     block, row, _, width, _ = node.long().unbind(1)
-    begin = row + torch.where(block == 2, n_wide_rows, 0)
+    begin = row + torch.where(block == 2, n_class_rows, 0)
     bounds = torch.where(block > 0, torch.stack([begin, begin + width]), 0).flatten()
     # The first row of each row's node; padding rows act as one more node.
     segment = bounds.new_zeros(len(score) + 1).scatter(0, bounds, bounds).cummax(0).values[:-1]

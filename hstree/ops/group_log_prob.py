@@ -157,7 +157,7 @@ def _backward_fake(
 
 
 class _GroupLogProb(torch.autograd.Function):
-    forward = torch.ops.hstree.group_log_prob.default
+    forward: Any = torch.ops.hstree.group_log_prob.default
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -184,10 +184,6 @@ class _Sparse(_GroupLogProb):
     """Row-sparse gradients of weight and bias."""
 
     @staticmethod
-    def forward(*inputs: Any) -> Any:
-        return torch.ops.hstree.group_log_prob.default(*inputs)
-
-    @staticmethod
     def backward(ctx: Any, grad_log_prob: Tensor | None, *_: Any) -> Any:
         if grad_log_prob is None:
             return (None,) * 8
@@ -195,10 +191,10 @@ class _Sparse(_GroupLogProb):
         _hidden, weight, bias, *_tables = tensors
         of_hidden, of_weight, of_bias = needed = ctx.needs_input_grad[:3]
         sparse = of_weight or of_bias  # on CUDA the indices wait for the device
-        grad_hidden, of_classes, of_biases, index, bias_index = (
-            torch.ops.hstree.group_log_prob_backward.default(
-                grad_log_prob, *tensors, ctx.max_width, saved, rows, needed, sparse
-            )
+        op = torch.ops.hstree.group_log_prob_backward.default
+        arguments = *tensors, ctx.max_width, saved, rows, needed, sparse
+        grad_hidden, of_classes, of_biases, index, bias_index = once(
+            "group_log_prob", op, grad_log_prob, *arguments
         )
         grad_weight = grad_bias = None
         # Classes are distinct and increase, also those of a tree's biases.

@@ -8,6 +8,7 @@ lets the operators call them for CPU tensors.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import subprocess
 import warnings
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils.cpp_extension import include_paths
 
-from hstree.ops import tree_op
+forest_log_prob = importlib.import_module("hstree.ops.forest_log_prob")
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
@@ -113,7 +114,7 @@ class EmulatedLibrary:
     def on_cpu_tensors(self) -> Iterator[None]:
         """The operators run the CUDA kernels for CPU tensors while the context lasts."""
         library = torch.library.Library("hstree", "IMPL")
-        has_plan, tree_op.has_plan = tree_op.has_plan, lambda _: True
+        before, forest_log_prob.reads_by_cluster = forest_log_prob.reads_by_cluster, lambda _: True
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
             for name in self.operators:
@@ -121,7 +122,7 @@ class EmulatedLibrary:
         try:
             yield
         finally:
-            tree_op.has_plan = has_plan
+            forest_log_prob.reads_by_cluster = before
             library._destroy()
 
 

@@ -442,7 +442,7 @@ class Rows:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: dict[str, list[int]] = {"search": [], "groups": [], "all": []}
-        search, rank, every = tree_module.tree_topk, tree_module.leaf_tree_topk, Head.topk_rows
+        search, rank, every = tree_module.tree_topk, tree_module.group_topk, Head.topk_rows
 
         def of_search(**arguments: Any) -> Any:
             self.seen["search"].append(len(arguments["hidden"]))
@@ -457,7 +457,7 @@ class Rows:
             return every(head, hidden, k, *more)
 
         monkeypatch.setattr(tree_module, "tree_topk", of_search)
-        monkeypatch.setattr(tree_module, "leaf_tree_topk", of_groups)
+        monkeypatch.setattr(tree_module, "group_topk", of_groups)
         monkeypatch.setattr(Head, "topk_rows", of_all)
 
     def take(self) -> list[list[int]]:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 from cuda_emu.library import ORDERS, EmulatedLibrary
-from ops.cases import CASES, DTYPES, LEAF, PATH, TILES, WIDE, Case, TreeOpUnderTest
+from ops import group_cases
+from ops.cases import CASES, DTYPES, PATH, TILES, Case
 from ops.logit_function_cases import (
     EDGES,
     FUNCTIONS,
@@ -38,17 +39,20 @@ from ops.test_screened_topk import check_all as check_screened_topk
 from ops.test_sparse_adam import SHAPES
 from ops.test_sparse_adam import check as check_sparse_adam
 from ops.test_tree_log_softmax import BLOCKS as TREE_BLOCKS
+from ops.test_tree_log_softmax import GROUP_BLOCKS
 from ops.tree_softmax_cases import check_against, draw, mixed, reference
 
 import hstree  # noqa: F401  (the schemas of the operators)
 from kernels import corrupt_tables
 from kernels.corruption import (
+    CORRUPTIONS,
     check_bad_ranks,
     check_bad_targets,
+    check_bad_targets_of_groups,
+    check_corrupt_groups,
     check_corruption,
-    corruptions,
 )
-from kernels.emulation import tree_op_results
+from kernels.emulation import group_results, path_results
 from kernels.logit_cases import (
     FEW_ELEMENTS,
     check_extreme_elements,
@@ -60,8 +64,12 @@ from kernels.test_feature_gather import check_out_of_range
 CPU = torch.device("cpu")
 
 
-def run_tree_op(op: TreeOpUnderTest, case: Case, dtype: torch.dtype) -> None:
-    tree_op_results(op, op.batch(case, dtype))
+def run_path(case: Case, dtype: torch.dtype) -> None:
+    path_results(PATH.batch(case, dtype))
+
+
+def run_groups(case: group_cases.Case, dtype: torch.dtype) -> None:
+    group_results(group_cases.draw(case, dtype))
 
 
 def run_piecewise(case: PiecewiseCase, width: int, dtype: torch.dtype) -> None:
@@ -74,14 +82,18 @@ def run_target_log_softmax(case: MonotoneCase, dtype: torch.dtype) -> None:
 
 def checks() -> list[Callable[[], object]]:
     result: list[Callable[[], object]] = []
-    for op in (PATH, WIDE, LEAF):
-        for tree_case in (*CASES, *TILES):
-            # The widths of accesses: 4, 2 and 8 bytes; float16 is as bfloat16.
-            for dtype in tree_case.dtypes or DTYPES:
-                if dtype != torch.float16:
-                    result.append(partial(run_tree_op, op, tree_case, dtype))
-        result += [partial(check_corruption, op, corruption) for corruption in corruptions(op)]
-        result += [partial(check_bad_targets, op), partial(check_bad_ranks, op)]
+    # The widths of accesses: 4, 2 and 8 bytes; float16 is as bfloat16.
+    for tree_case in (*CASES, *TILES):
+        for dtype in tree_case.dtypes or DTYPES:
+            if dtype != torch.float16:
+                result.append(partial(run_path, tree_case, dtype))
+    for group_case in (*group_cases.CASES, *group_cases.TILES):
+        for dtype in group_case.dtypes or DTYPES:
+            if dtype != torch.float16:
+                result.append(partial(run_groups, group_case, dtype))
+    result += [partial(check_corruption, corruption) for corruption in CORRUPTIONS]
+    result += [partial(check_corrupt_groups, seed) for seed in range(60)]
+    result += [check_bad_targets, check_bad_ranks, check_bad_targets_of_groups]
     result += [check_out_of_range, partial(check_bad_numbers_on_cuda, CPU)]
     for sizes in ((70, 41, 3, 20), (15, 300, 2, 3), (8, 1, 1, 1)):
         result.append(partial(check_forest, forest_arguments(*sizes)))
@@ -101,9 +113,10 @@ def checks() -> list[Callable[[], object]]:
             result.append(partial(check_bias, case, dtype, CPU))
         result.append(partial(check_low_rows, case, CPU))
     for dtype in (torch.float32, torch.float64):
-        for block in TREE_BLOCKS:
-            batch = draw(block, dtype)
-            result.append(partial(check_against, batch, reference, mixed, CPU))
+        for groups, blocks in ((False, TREE_BLOCKS), (True, GROUP_BLOCKS)):
+            for block in blocks:
+                batch = draw(block, dtype, groups=groups)
+                result.append(partial(check_against, batch, reference, mixed, CPU))
     for name in (*MIXTURES, *BLOCKS):
         result.append(partial(check_draws, name, 1.0, CPU))
     for seed in range(60):

@@ -9,10 +9,9 @@ from itertools import product
 
 import torch
 from cuda_emu.library import CSRC, EmulatedLibrary
-from ops import mixtures, test_sparse_adam
-from ops import test_leaf_tree_log_softmax as leaf_tree
+from ops import group_cases, mixtures, test_sparse_adam
 from ops import test_tree_log_softmax as tree
-from ops.cases import CASES, LEAF, PATH, TILES, WIDE, Case, TreeOpUnderTest
+from ops.cases import CASES, PATH, TILES, Case
 from ops.logit_function_cases import (
     MonotoneCase,
     PiecewiseCase,
@@ -27,9 +26,9 @@ from ops.test_forest_log_prob import arguments as forest_arguments
 from ops.test_forest_log_prob import chunk_gradients
 from ops.test_screened_topk import draw as draw_screened
 
-from hstree.ops import candidate_log_prob, sample, screened_topk
+from hstree.ops import sample, screened_topk
 from kernels.corrupt_tables import SEED
-from kernels.emulation import emulated_tests, tree_op_results
+from kernels.emulation import emulated_tests, group_results, path_results
 from kernels.test_piecewise import LARGE, LATE, usual_gradient
 
 pytestmark = emulated_tests
@@ -44,28 +43,41 @@ TREE_CASES = [
         "nested runs of few rows",
         "several chunks of features",
         "runs over several segments",
-        "a node of more children than a batch",
         "several blocks of columns, part of a group of four",
     )
 ]
 
-MANY_GROUPS = Case("more rows than threads, more groups than blocks", rows=1800, trees=1,
-                   classes=8192, in_features=2, shape="balanced", widest=16)  # fmt: skip
+GROUP_CASES = [
+    case
+    for case in (*group_cases.CASES, *group_cases.TILES)
+    if case.why
+    in (
+        "groups of one class and others",
+        "a tile of rows and one more",
+        "several tiles of rows",
+        "several tiles of classes",
+        "several chunks of features",
+    )
+]
 
 
-def tree_op(op: TreeOpUnderTest, case: Case, dtype: torch.dtype) -> None:
-    tree_op_results(op, op.batch(case, dtype))
+def path(case: Case, dtype: torch.dtype) -> None:
+    path_results(PATH.batch(case, dtype))
+
+
+def groups(case: group_cases.Case, dtype: torch.dtype) -> None:
+    group_results(group_cases.draw(case, dtype))
 
 
 def tree_log_softmax() -> None:
     ops.tree_log_softmax(*tree.draw(tree.BLOCKS[2], torch.float32).arguments())
-    ops.leaf_tree_log_softmax(*leaf_tree.draw(leaf_tree.BLOCKS[2], torch.float32).arguments())
+    batch = tree.draw(tree.GROUP_BLOCKS[2], torch.float32, groups=True)
+    ops.tree_log_softmax(*batch.arguments())
 
 
 def sampled(name: str) -> None:
     mixture = mixtures.BLOCKS[name]().to(torch.bfloat16)
-    index, _ = sample(*mixture.arguments(), seed=SEED, n=3)
-    candidate_log_prob(*mixture.arguments(), candidates=index)
+    sample(*mixture.arguments(), seed=SEED, n=3)
 
 
 def feature_gather() -> None:
@@ -111,14 +123,15 @@ def scale() -> None:
 # Shapes at which threads meet, in all kernels and at all barriers.
 COMPUTATIONS: tuple[Callable[[], None], ...] = (
     *(
-        partial(tree_op, op, case, dtype)
-        for op, case, dtype in product(
-            (PATH, WIDE, LEAF), TREE_CASES, (torch.float32, torch.bfloat16)
-        )
+        partial(path, case, dtype)
+        for case, dtype in product(TREE_CASES, (torch.float32, torch.bfloat16))
     ),
-    partial(tree_op, LEAF, MANY_GROUPS, torch.float32),
+    *(
+        partial(groups, case, dtype)
+        for case, dtype in product(GROUP_CASES, (torch.float32, torch.bfloat16))
+    ),
     tree_log_softmax,
-    partial(sampled, "wide groups, shared"),
+    partial(sampled, "wide groups"),
     partial(sampled, "aligned rows"),
     feature_gather,
     sparse_adam,
@@ -142,8 +155,8 @@ def find(pattern: str) -> Iterator[tuple[str, str]]:
 
 
 # Barriers without which there is no race: Tile::fill begins with one for a second call in a kernel,
-# which none makes; that before the rows of a group in the gradient of a wide weight.
-SPARE = ["tile.cuh", "wide_log_prob.cu"]
+# which none makes.
+SPARE = ["tile.cuh"]
 
 
 def test_no_races_but_without_a_barrier(library: EmulatedLibrary) -> None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cuda_emu.library import EmulatedLibrary
-from ops import test_leaf_tree_log_softmax as leaf_ops
-from ops.test_tree_log_softmax import BLOCKS
+from ops.test_tree_log_softmax import BLOCKS, GROUP_BLOCKS
 from ops.tree_softmax_cases import Case, draw, mixed
 
 from kernels.corrupt_tables import check_tree_log_softmax
@@ -16,12 +15,11 @@ from kernels.emulation import check_every_order, emulated_tests
 
 pytestmark = emulated_tests
 log_prob = torch.ops.hstree.tree_log_softmax
-leaf_log_prob = torch.ops.hstree.leaf_tree_log_softmax
 
 
 def test_threads_of_several_nodes() -> None:
     """Enough nodes and rows for chunks of four nodes."""
-    case = Case("large", ("random", "random"), classes=4200, widest=2, rows=130)
+    case = Case("large", ("random", "random"), classes=4200, rows=130)
     batch = draw(case, torch.float32)
     torch.testing.assert_close(log_prob(*batch.arguments()), mixed(batch), rtol=2e-6, atol=2e-6)
 
@@ -32,15 +30,15 @@ def test_same_bits_in_every_scheduling_order(library: EmulatedLibrary, case: Cas
     check_every_order(library, lambda: [log_prob(*batch.arguments())])
 
 
-@pytest.mark.parametrize("case", leaf_ops.BLOCKS, ids=str)
-def test_leaf_groups_have_the_same_bits_in_every_scheduling_order(
+@pytest.mark.parametrize("case", GROUP_BLOCKS, ids=str)
+def test_groups_have_the_same_bits_in_every_scheduling_order(
     library: EmulatedLibrary, case: Case
 ) -> None:
     """And for scores by row and by class: with and without a copy of them."""
-    batch = leaf_ops.draw(case, torch.float32)
-    by_class = replace(batch, leaf_score=batch.leaf_score.t().contiguous().t())
-    check_every_order(library, lambda: [leaf_log_prob(*batch.arguments())])
-    results = [leaf_log_prob(*some.arguments()) for some in (batch, by_class)]
+    batch = draw(case, torch.float32, groups=True)
+    by_class = replace(batch, class_score=batch.class_score.t().contiguous().t())
+    check_every_order(library, lambda: [log_prob(*batch.arguments())])
+    results = [log_prob(*some.arguments()) for some in (batch, by_class)]
     assert torch.equal(*results)
 
 
@@ -55,12 +53,12 @@ def test_bad_scores_stay_in_their_row(value: float) -> None:
     assert got[3].isnan().all()
 
 
-def test_bad_scores_of_leaves_stay_in_their_row() -> None:
-    batch = leaf_ops.draw(leaf_ops.BLOCKS[1], torch.float32)
-    leaf_score = batch.leaf_score.clone()
-    leaf_score[3] = torch.nan
-    bad = replace(batch, leaf_score=leaf_score)
-    got, clean = (leaf_log_prob(*some.arguments()) for some in (bad, batch))
+def test_bad_scores_of_classes_stay_in_their_row() -> None:
+    batch = draw(GROUP_BLOCKS[1], torch.float32, groups=True)
+    class_score = batch.class_score.clone()
+    class_score[3] = torch.nan
+    bad = replace(batch, class_score=class_score)
+    got, clean = (log_prob(*some.arguments()) for some in (bad, batch))
     others = torch.arange(len(got)) != 3
     assert torch.equal(got[others], clean[others])
     assert got[3].isnan().all()

@@ -13,7 +13,7 @@ RUNS = {
     "softmax": {"embedding_size": 6, "context_size": 6, "tied": True},
     "mos": {},
     "plif": {},
-    "trees": {"n_trees": 2, "root": 4},
+    "trees": {"n_trees": 2, "clusters": 4},
 }
 
 

@@ -67,20 +67,20 @@ def test_default_is_not_a_difference(tmp_path: Path) -> None:
 
 
 def test_settings_that_a_head_does_not_read_are_no_difference(tmp_path: Path) -> None:
-    """``root`` is one of trees: runs of other heads neither differ in it nor list it."""
-    softmax = [write_run(tmp_path / str(seed), seed=seed, root=seed) for seed in (64, 256)]
+    """``clusters`` is one of trees: runs of other heads neither differ in it nor list it."""
+    softmax = [write_run(tmp_path / str(seed), seed=seed, clusters=seed) for seed in (64, 256)]
     small, large = (
-        write_run(tmp_path / f"trees-{root}", head="trees", root=root, n_trees=3)
-        for root in (16, 64)
+        write_run(tmp_path / f"trees-{clusters}", head="trees", clusters=clusters, n_trees=3)
+        for clusters in (16, 64)
     )
     alone = compare(softmax)
     assert (alone.differing, len(alone.groups)) == ((), 1)
     assert compare([*softmax, small]).differing == ()  # but the head
     both = compare([*softmax, small, large])
-    assert both.differing == ("root",)
-    assert [*both.groups] == ["softmax", "trees, root=16", "trees, root=64"]
-    assert [row["root"] for row in run_rows(both)] == [None, None, 16, 64]
-    assert "root" not in run_rows(alone)[0]
+    assert both.differing == ("clusters",)
+    assert [*both.groups] == ["softmax", "trees, clusters=16", "trees, clusters=64"]
+    assert [row["clusters"] for row in run_rows(both)] == [None, None, 16, 64]
+    assert "clusters" not in run_rows(alone)[0]
     # The same holds for the run from which one was fine-tuned.
     tuned = [
         write_run(tmp_path / f"tuned-{n}", seed=n, finetune=str(path), optimizer="sgd")

@@ -55,7 +55,7 @@ def test_losses_of_trees_and_mixtures(kind: str) -> None:
 def test_an_untrained_tree_is_the_unigram_model() -> None:
     """Two equal trees err alike, so mixing gains nothing."""
     counts = [5, 1, 9, 30, 2, 2, 6, 7, 8]
-    tree = Tree.from_nested(((0, (1, 2)), 3, (4, 5, 6), (7, 8)))
+    tree = Tree.from_nested(((0, 1, 2), 3, (4, 5, 6), (7, 8)))
     head = TreeEnsemble(4, 9, [tree, tree], frequencies=counts)
     text = np.array([3, 0, 1, 2, 3, 8, 6])
     found = tree_loss(toy_model(head), text)

@@ -445,12 +445,12 @@ def test_training_perplexity_is_that_of_the_best_epoch(workshop: Workshop, tmp_p
 
 def test_settings_that_a_head_does_not_read_have_no_cell(tmp_path: Path) -> None:
     study = parse_study(
-        "seeds = 1\n[settings]\nroot = 8\nn_trees = 3\n"
-        '[[models]]\nhead = "softmax"\n[[models]]\nhead = "trees"\nroot = [4, 16]\n'
+        "seeds = 1\n[settings]\nclusters = 8\nn_trees = 3\n"
+        '[[models]]\nhead = "softmax"\n[[models]]\nhead = "trees"\nclusters = [4, 16]\n'
         '[[models]]\nhead = "gss"\nhead_options = { c = 0.5 }'
     )
     rows = run_rows(study, study_runs(study, tmp_path))
-    assert [row["root"] for row in rows] == [None, 4, 16, None]
+    assert [row["clusters"] for row in rows] == [None, 4, 16, None]
     assert [row["c"] for row in rows] == [None, None, None, 0.5]
     assert "n_trees" not in rows[0]
 

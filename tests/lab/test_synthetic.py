@@ -168,7 +168,7 @@ def test_options_of_a_head() -> None:
     assert nested.options["function_options"] == {"intervals": 50, "radius": 5}
     assert nested.options["components"] == 2
     wide = choose_head("trees-wide:gate=uniform")
-    assert (wide.name, wide.options["root"], wide.options["gate"]) == ("trees", 10, "uniform")
+    assert (wide.name, wide.options["clusters"], wide.options["gate"]) == ("trees", 10, "uniform")
 
 
 def test_bad_settings_are_refused_before_the_work() -> None:

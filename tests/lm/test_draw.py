@@ -86,8 +86,8 @@ def test_describe_is_short_and_hides_control_characters():
         (Tree.from_nested((0, 1, 2)), ["$a$", "\\frac{x}{", "漢字 \n"], None, 4),
         (huffman_tree(2.0 ** np.arange(60)), None, 2.0 ** np.arange(60), 30),
         (random_tree(5000), None, None, 9),
-        (random_tree(5000, root=256, leaf=8), None, None, 4),
-        (random_tree(300, root=300), [f"{'long' * 40}{c}" for c in range(300)], None, 2),
+        (random_tree(5000, clusters=256), None, None, 4),
+        (random_tree(300, clusters=300), [f"{'long' * 40}{c}" for c in range(300)], None, 2),
     ],
     ids=["small", "unnamed", "one class", "hostile words", "chain", "deep", "wide", "flat"],
 )

@@ -13,7 +13,14 @@ from hstree.lm.data import Vocabulary, load_corpus
 from hstree.lm.report import meant, quoted, shortened
 
 LONG = "x" * 20_000
-FLAGS = ("--learning-rate", "--layers", "--leaf", "--head", "--weight-decay", "--weight-dropout")
+FLAGS = (
+    "--learning-rate",
+    "--layers",
+    "--clusters",
+    "--head",
+    "--weight-decay",
+    "--weight-dropout",
+)
 
 
 def test_what_may_be_meant() -> None:

@@ -1,4 +1,4 @@
-"""Batches over small random trees for the ops on the paths of targets.
+"""Batches over small random binary trees for the path op.
 
 Tables are built here from nested tuples, apart from hstree.trees, so that the two check each other.
 """
@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 import torch
-from reference.leaf_log_prob import leaf_log_prob_reference
 from reference.path_log_prob import path_log_prob_reference
-from reference.wide_log_prob import wide_log_prob_reference
 from torch import Tensor
 
-from hstree.ops import leaf_log_prob, path_log_prob, wide_log_prob
+from hstree.ops import path_log_prob
 
 measures_memory = pytest.mark.skipif(
     "LD_PRELOAD" in os.environ, reason="a sanitizer needs and keeps memory of its own"
 )
+
+BACKEND = "inductor" if shutil.which("g++") or shutil.which("c++") else "aot_eager"
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -39,6 +40,23 @@ def with_dtypes(cases: Iterable[Any], marks: Any = ()) -> list[Any]:
     ]
 
 
+def same_bits(got: list[Tensor], expected: list[Tensor]) -> None:
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a.to_dense(), b.to_dense())
+
+
+def strided(tensor: Tensor, how: str) -> Tensor:
+    """The same values, not contiguous."""
+    if how == "transposed" and tensor.dim() > 1:
+        other = tensor.transpose(0, -1).contiguous().transpose(0, -1)
+    else:  # every other element of a longer tensor, from the second on
+        longer = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1] + 1))
+        other = longer[..., 1::2]
+        other.copy_(tensor)
+    assert torch.equal(other, tensor)
+    return other
+
+
 def slow(cases: Iterable[Any]) -> list[Any]:
     """Cases for the slow tests alone."""
     return [pytest.param(case, marks=pytest.mark.slow) for case in cases]
@@ -51,7 +69,7 @@ def name_of(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """A batch. `widest`: most children of a node, if the op takes wide nodes."""
+    """A batch."""
 
     why: str
     rows: int = 29
@@ -59,8 +77,7 @@ class Case:
     classes: int = 23
     in_features: int = 19
     subset: int | None = None  # None: no feature_index
-    shape: str = "random"  # of the tree: random, chain, balanced, flat; of the leaf op also nested
-    widest: int = 6
+    shape: str = "random"  # of the trees: random, chain, balanced
     bias: bool = True
     ignored: float = 0.2  # share of the rows
     favourite: float = 0.0  # share of the rows that have class 0, in the middle of the trees
@@ -81,70 +98,42 @@ CASES = (
     Case("no features", in_features=0),
     Case("one class", classes=1),
     Case("two classes", classes=2),
-    Case("one node", classes=5, shape="flat", widest=5),
-    Case("wide node", classes=150, shape="flat", widest=150),
     Case("deepest tree", classes=65, shape="chain"),
     Case("zero rows", rows=0),
     Case("one row", rows=1, ignored=0.0),
     Case("all rows ignored", ignored=1.0),
     Case("no row ignored, targets repeat", rows=100, classes=5, trees=1, ignored=0.0),
     Case("values of order 100", subset=7, scale=100.0, trees=1),
-    Case("nested runs of few rows", rows=90, trees=2, classes=200, subset=17, widest=4),
+    Case("nested runs of few rows", rows=90, trees=2, classes=200, subset=17),
 )
 
-
-# The gradients of the leaf op on the CPU take the classes in panels of at least 2048.
-PANELS = Case("panels of classes", rows=40, trees=2, classes=2100, shape="flat", widest=2100)
-
-# On the CPU alone, whose kernels take 4 or 2 rows with 4 children at a time, a run of rows in
-# blocks of 32 rows and 64 children, and features in vectors of 2 to 16; finished gradients are
-# streamed where aligned.
+# On the CPU alone, whose kernels take runs of rows in tiles, and features in vectors of 2 to 16;
+# finished gradients are streamed where aligned.
 BLOCKS = (
-    *(
-        Case(f"{rows} rows, {width} children", rows=rows, trees=1, classes=width, in_features=33,
-             shape="flat", widest=width, ignored=0.0, scale=0.5)
-        for rows, width in [(1, 2), (2, 3), (3, 5), (4, 8), (5, 63), (31, 64), (33, 65), (65, 130)]
-    ),
-    Case("nested runs of many rows", rows=150, trees=2, classes=40, shape="chain", widest=5),
-    PANELS,
-    Case("rows of whole vectors", rows=70, classes=30, in_features=64, shape="flat", widest=30),
-    Case("a subset of whole vectors", rows=70, in_features=75, subset=48, widest=9),
-    Case("a subset of half a vector more", rows=70, in_features=75, subset=40, widest=9),
-)  # fmt: skip
+    Case("nested runs of many rows", rows=150, trees=2, classes=40, shape="chain"),
+    Case("rows of whole vectors", rows=70, classes=30, in_features=64),
+    Case("a subset of whole vectors", rows=70, in_features=75, subset=48),
+    Case("a subset of half a vector more", rows=70, in_features=75, subset=40),
+)
 
 HALF = (torch.bfloat16, torch.float16)
 BOTH = (torch.float32, torch.bfloat16)
 
 
-# The CUDA kernels take the features in chunks, rows in tiles and segments, and children in batches.
+# The CUDA kernels take the features in chunks, rows in tiles and segments.
 TILES = (
     Case("16-byte accesses", rows=41, trees=2, in_features=16, subset=8),
     Case("several chunks of features", rows=17, trees=1, in_features=1056, dtypes=BOTH),
     Case("chunks, single accesses", rows=17, trees=1, in_features=530, dtypes=BOTH),
     Case("chunks of float64", rows=17, trees=1, in_features=258, dtypes=(torch.float64,)),
-    Case("groups of two", classes=40, in_features=16, widest=2, dtypes=BOTH),
-    Case("nodes above groups", classes=40, in_features=16, widest=4, shape="nested", dtypes=BOTH),
-    Case("runs over several segments", rows=300, trees=2, classes=9, in_features=16, widest=3,
+    Case("runs over several segments", rows=300, trees=2, classes=9, in_features=16,
          favourite=0.5, dtypes=DTYPES),
-    Case("one class in all rows", rows=150, trees=2, in_features=16, widest=3, favourite=1.0,
+    Case("one class in all rows", rows=150, trees=2, in_features=16, favourite=1.0,
          ignored=0.0, dtypes=BOTH),
     Case("deep runs over several segments", rows=300, trees=1, classes=65, shape="chain",
-         in_features=3, widest=2, favourite=0.3, dtypes=(torch.float32,)),
+         in_features=3, favourite=0.3, dtypes=(torch.float32,)),
     Case("runs over many segments", rows=700, trees=1, classes=5, in_features=4, favourite=0.6,
          dtypes=BOTH),
-    Case("segments longer than the shortest", rows=600, trees=1, classes=500, shape="flat",
-         in_features=4, widest=500, dtypes=(torch.float32,)),
-    Case("width beyond the limit of segments", rows=70, trees=2, classes=4200, shape="flat",
-         in_features=4, widest=4200, dtypes=(torch.float32,)),
-    Case("a node of more children than a batch", classes=77, shape="flat", widest=77,
-         in_features=64, subset=32, dtypes=DTYPES),
-    Case("balanced tree, no row ignored", trees=2, classes=32, shape="balanced", in_features=16,
-         ignored=0.0, dtypes=BOTH),
-    Case("several blocks of columns, part of a group of four", rows=70, trees=1, in_features=300,
-         subset=198, dtypes=BOTH),
-    Case("windows of features", rows=5, trees=2, in_features=10243, subset=24, dtypes=BOTH),
-    Case("more trees than are sorted at a time", rows=21, trees=11, classes=6, in_features=16,
-         subset=8, dtypes=(torch.float64, torch.bfloat16)),
     Case("more nodes in a tile than one group of items", rows=64, trees=1, classes=900,
          in_features=5, ignored=0.0, dtypes=DTYPES),
     Case("more nodes in a tile than a batch, 16-byte accesses", rows=32, trees=1, classes=300,
@@ -161,36 +150,26 @@ TILES = (
 
 @dataclass
 class Batch:
-    """Arguments of an op, in its order; `longest` is max_depth or max_width. `feature_index` is the
-    leaf op's leaf_class."""
+    """Arguments of the op, in its order."""
 
     hidden: Tensor
     weight: Tensor
     bias: Tensor | None
     target: Tensor
-    offset: Tensor
+    path_offset: Tensor
     path: Tensor
     leaf_position: Tensor
     feature_index: Tensor | None
-    longest: int
+    max_depth: int
     grad: Tensor  # of log_prob
-    rows_of: list[list[list[int]]] = field(default_factory=list)  # weight rows by tree and class
+    rows_of: list[list[list[int]]] = field(default_factory=list)  # nodes by tree and class
 
     def arguments(self) -> tuple[Any, ...]:
-        return (
-            self.hidden,
-            self.weight,
-            self.bias,
-            self.target,
-            self.offset,
-            self.path,
-            self.leaf_position,
-            self.feature_index,
-            self.longest,
-        )
+        return (self.hidden, self.weight, self.bias, *self.tables(), self.max_depth)
 
     def tables(self) -> tuple[Any, ...]:
-        return self.arguments()[3:8]
+        tables = self.target, self.path_offset, self.path, self.leaf_position
+        return *tables, self.feature_index
 
     def map(self, convert: Callable[[Tensor], Tensor]) -> Batch:
         """The same batch with a function applied to the floating-point tensors."""
@@ -209,7 +188,7 @@ class Batch:
         return replace(self, **tensors)
 
     def visited(self) -> set[tuple[int, int]]:
-        """(tree, weight row) on the path of any target."""
+        """(tree, node) on the path of any target."""
         return {
             (t, row)
             for t, rows_of in enumerate(self.rows_of)
@@ -217,6 +196,17 @@ class Batch:
             if y >= 0
             for row in rows_of[y]
         }
+
+
+def broken(batch: Batch, name: str, value: Any) -> Batch:
+    """The batch with an argument replaced, or one of its elements: name = "target[3]"."""
+    if "[" not in name:
+        change = value(getattr(batch, name)) if callable(value) else value
+        return replace(batch, **{name: change})
+    name, place = name.rstrip("]").split("[")
+    tensor = getattr(batch, name).clone()
+    tensor[tuple(int(i) for i in place.split(","))] = value
+    return replace(batch, **{name: tensor})
 
 
 def random_nested(
@@ -253,43 +243,19 @@ def draw_target(case: Case, random: np.random.Generator) -> Tensor:
     return torch.from_numpy(target)
 
 
-def walk(nested: Any, wide: bool) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
-    """(class, [(first weight row, children, child), ...]) from left to right, nodes in preorder: a
-    row for each node, or, if they are wide, for each child."""
-    used = 0
+def walk(nested: Any) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    """(class, [(node, child), ...]) from left to right, nodes in preorder."""
+    numbers = itertools.count()
 
-    def visit(item: Any, above: list[tuple[int, int, int]]) -> Iterator[Any]:
-        nonlocal used
+    def visit(item: Any, above: list[tuple[int, int]]) -> Iterator[Any]:
         if not isinstance(item, tuple):
             yield item, above
             return
-        first = used
-        used += len(item) if wide else 1
+        node = next(numbers)
         for child, below in enumerate(item):
-            yield from visit(below, [*above, (first, len(item), child)])
+            yield from visit(below, [*above, (node, child)])
 
     yield from visit(nested, [])
-
-
-def leaf_groups(nested: Any) -> Iterator[tuple[int, tuple[int, int, int]]]:
-    """(class, (first leaf, width, child) of its node if its children are all classes, else zeros)
-    from left to right."""
-    places = itertools.count()
-
-    def visit(item: tuple[Any, ...]) -> Iterator[Any]:
-        is_group = not any(isinstance(below, tuple) for below in item)
-        first = None
-        for child, below in enumerate(item):
-            if isinstance(below, tuple):
-                yield from visit(below)
-                continue
-            place = next(places)
-            first = place if first is None else first
-            yield below, (first, len(item), child) if is_group else (0, 0, 0)
-
-    if not isinstance(nested, tuple):
-        return iter([(nested, (0, 0, 0))])
-    return visit(nested)
 
 
 def upstream(case: Case, random: np.random.Generator) -> Tensor:
@@ -321,46 +287,39 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@dataclass(frozen=True)
-class TreeOpUnderTest:
-    """The path op, or the wide op, whose tables have every node as a wide one."""
+Saved: TypeAlias = tuple[Tensor, ...]
+"""What the forward pass keeps: score, order and plan."""
 
-    name: str
-    function: Callable[..., Tensor]
-    reference: Callable[..., tuple[Tensor, Tensor]]
-    longest_name: str
-    wide: bool
-    shared = False
 
-    def __str__(self) -> str:
-        return self.name
+class PathOp:
+    """The path op on a batch."""
 
-    @property
-    def operator(self) -> Any:
-        return getattr(torch.ops.hstree, self.name).default
+    operator = torch.ops.hstree.path_log_prob.default
+    reference = staticmethod(path_log_prob_reference)
 
     def forward(self, *arguments: Any) -> Any:
         """log_prob and score."""
         return self.operator(*arguments)[:2]
 
+    def saved(self, batch: Batch) -> Saved:
+        return tuple(self.operator(*batch.arguments())[1:])
+
     def backward(
         self,
         batch: Batch,
-        score: Tensor,
-        order: Tensor | None = None,
-        plan: Tensor | None = None,
-        mask: tuple[bool, bool, bool] = (True, True, True),
+        saved: Saved,
+        mask: tuple[bool, ...] = (True, True, True),
         sparse: bool = False,
     ) -> tuple[Tensor, ...]:
-        """Gradients of hidden, weight and bias, index and bias_index."""
-        given = (*batch.tables(), score, order, plan, mask, sparse)
-        backward = getattr(torch.ops.hstree, f"{self.name}_backward").default
+        """Gradients of hidden, weight and bias, and index."""
+        backward = torch.ops.hstree.path_log_prob_backward.default
+        given = (*batch.tables(), *saved, mask, sparse)
         gradients: tuple[Tensor, ...] = backward(batch.grad, batch.hidden, batch.weight, *given)
         return gradients
 
     def log_prob(self, batch: Batch, sparse: bool = False) -> Tensor:
-        *arguments, longest = batch.arguments()
-        return self.function(*arguments, **{self.longest_name: longest}, sparse=sparse)
+        *arguments, max_depth = batch.arguments()
+        return path_log_prob(*arguments, max_depth=max_depth, sparse=sparse)
 
     def gradients(self, batch: Batch, sparse: bool = False) -> list[Tensor]:
         """log_prob, and the gradients of hidden, weight and bias where there is one."""
@@ -378,34 +337,20 @@ class TreeOpUnderTest:
 
     def batch(self, case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> Batch:
         random = np.random.default_rng(seed)
-        widest = case.widest if self.wide else 2
-        shape = "random" if case.shape == "flat" and not self.wide else case.shape
-        shape = "random" if shape == "nested" else shape
-        offset = np.zeros((case.trees, case.classes + 1), np.int64)
+        path_offset = np.zeros((case.trees, case.classes + 1), np.int64)
         leaf_position = np.zeros((case.trees, case.classes), np.int32)
-        path: list[Any] = []
-        rows_of, lengths = [], [0]
+        path: list[int] = []
+        rows_of: list[list[list[int]]] = []
         for t in range(case.trees):
-            nested = random_nested(case.classes, widest, shape, random, case.favourite > 0)
-            leaves = dict(walk(nested, self.wide))
+            nested = random_nested(case.classes, 2, case.shape, random, case.favourite > 0)
+            leaves = dict(walk(nested))
             for place, c in enumerate(leaves):
                 leaf_position[t, c] = place
-            rows_of.append([])
-            rows: dict[Any, list[int]] = {}  # classes below the same nodes share a list
             for c in range(case.classes):
-                offset[t, c] = len(path)
-                nodes = leaves[c]
-                if self.wide:
-                    path += nodes
-                else:
-                    path += [first << 1 | (child == 0) for first, _, child in nodes]
-                spans = tuple((first, width if self.wide else 1) for first, width, _ in nodes)
-                if spans not in rows:
-                    rows[spans] = [f + k for f, width in spans for k in range(width)]
-                rows_of[t].append(rows[spans])
-                lengths.append(len(rows[spans]))
-            offset[t, -1] = len(path)
-        weight_rows = 1 + max((r for tree in rows_of for rows in tree for r in rows), default=-1)
+                path_offset[t, c] = len(path)
+                path += [node << 1 | (child == 0) for node, child in leaves[c]]
+            path_offset[t, -1] = len(path)
+            rows_of.append([[node for node, _ in leaves[c]] for c in range(case.classes)])
         features = case.in_features if case.subset is None else case.subset
         index = None
         if case.subset is not None:
@@ -419,98 +364,20 @@ class TreeOpUnderTest:
         def draw(*size: int) -> Tensor:
             return torch.from_numpy(case.scale * random.standard_normal(size)).to(dtype)
 
-        width = (-1, 3) if self.wide else (-1,)
+        nodes = case.classes - 1
         return Batch(
             hidden=draw(case.rows, case.in_features),
-            weight=draw(case.trees, weight_rows, features),
-            bias=draw(case.trees, weight_rows) if case.bias else None,
+            weight=draw(case.trees, nodes, features),
+            bias=draw(case.trees, nodes) if case.bias else None,
             target=target,
-            offset=torch.from_numpy(offset),
-            path=torch.tensor(path, dtype=torch.int32).reshape(width),
+            path_offset=torch.from_numpy(path_offset),
+            path=torch.tensor(path, dtype=torch.int32),
             leaf_position=torch.from_numpy(leaf_position),
             feature_index=index,
-            longest=max(lengths),
+            max_depth=max(len(rows) for tree in rows_of for rows in tree),
             grad=upstream(case, random).to(dtype),
             rows_of=rows_of,
         )
 
 
-@dataclass(frozen=True)
-class LeafOpUnderTest(TreeOpUnderTest):
-    """The leaf op: its groups are the nodes whose children are all classes. No feature subsets."""
-
-    shared = True
-
-    def batch(self, case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> Batch:
-        random = np.random.default_rng(seed)
-        offset = np.zeros((case.trees, case.classes + 1), np.int64)
-        leaf_class = np.zeros((case.trees, case.classes), np.int32)
-        leaf_position = np.zeros((case.trees, case.classes), np.int32)
-        group: list[tuple[int, int, int]] = []
-        rows_of = []
-        for t in range(case.trees):
-            of_class: dict[int, list[tuple[int, int, int]]] = {}
-            if case.shape == "nested":  # groups of the rows of wide nodes, over half of the classes
-                half = random_nested(case.classes // 2, case.widest, "random", random)
-                of_class = dict(walk(half, wide=True))
-                order = [*of_class, *range(case.classes // 2, case.classes)]
-                leaf_class[t] = random.permutation(case.classes)
-            else:
-                shape, middle = case.shape, case.favourite > 0
-                nested = random_nested(case.classes, case.widest, shape, random, middle)
-                of_class = {c: [node] if node[1] else [] for c, node in leaf_groups(nested)}
-                leaf_class[t] = order = [*of_class]
-            leaf_position[t, order] = np.arange(case.classes)
-            rows_of.append([])
-            rows: dict[Any, list[int]] = {}
-            for c in range(case.classes):
-                offset[t, c] = len(group)
-                nodes = of_class.get(c, [])
-                group += nodes
-                spans = tuple(range(first, first + width) for first, width, _ in nodes)
-                if spans not in rows:
-                    rows[spans] = leaf_class[t, [*itertools.chain(*spans)]].tolist()
-                rows_of[t].append(rows[spans])
-            offset[t, -1] = len(group)
-        target = draw_target(case, random)
-
-        def draw(*size: int) -> Tensor:
-            return torch.from_numpy(case.scale * random.standard_normal(size)).to(dtype)
-
-        return Batch(
-            hidden=draw(case.rows, case.in_features),
-            weight=draw(case.classes, case.in_features),
-            bias=draw(case.trees, case.classes) if case.bias else None,
-            target=target,
-            offset=torch.from_numpy(offset),
-            path=torch.tensor(group, dtype=torch.int32).reshape(-1, 3),
-            leaf_position=torch.from_numpy(leaf_position),
-            feature_index=torch.from_numpy(leaf_class),
-            longest=max(len(rows) for tree in rows_of for rows in tree),
-            grad=upstream(case, random).to(dtype),
-            rows_of=rows_of,
-        )
-
-
-LEAF = LeafOpUnderTest(
-    "leaf_log_prob",
-    leaf_log_prob,
-    leaf_log_prob_reference,
-    "max_width",
-    wide=True,
-)
-PATH = TreeOpUnderTest(
-    "path_log_prob",
-    path_log_prob,
-    path_log_prob_reference,
-    "max_depth",
-    wide=False,
-)
-WIDE = TreeOpUnderTest(
-    "wide_log_prob",
-    wide_log_prob,
-    wide_log_prob_reference,
-    "max_width",
-    wide=True,
-)
-OPS = {op.name: op for op in (PATH, WIDE, LEAF)}
+PATH = PathOp()

@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from heads.support import V, parts, trees
+from heads.support import V, trees
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hstree.heads import PLIF, Head, ScreenedSoftmax, TreeEnsemble
-from hstree.heads.trees.queries import looked_up_candidates, search_classes
-from hstree.ops import feature_gather, piecewise, sparse_adam_
+from hstree.ops import feature_gather, piecewise, sparse_adam_, tree_topk
 
 D = 16
 _PR_SET_THP_DISABLE = 41
@@ -46,13 +45,12 @@ class Recorder(TorchDispatchMode):
 
 
 def tree_heads() -> list[Head]:
-    """Heads whose blocks use all tree operators."""
+    """Heads that use all tree operators."""
     return [
-        TreeEnsemble(D, V, trees("huffman", 3, 8, 4), subset_size=9),
-        TreeEnsemble(D, V, trees("huffman", 3)),
-        TreeEnsemble(D, V, trees("huffman", 2, 8, 4), sparse=True),
-        TreeEnsemble(D, V, trees("cluster", 2, 8, 4), node_vectors="leaves"),
-        TreeEnsemble(D, V, trees("cluster", 2, 8, 4), node_vectors="leaves", sparse=True),
+        TreeEnsemble(D, V, trees("huffman", 3, 8, True), subset_size=9),
+        TreeEnsemble(D, V, trees("huffman", 2, 2, True), sparse=True),
+        TreeEnsemble(D, V, trees("cluster", 2, 8)),
+        TreeEnsemble(D, V, trees("cluster", 2, 8), sparse=True),
     ]
 
 
@@ -67,9 +65,8 @@ def recorded(rows: int) -> dict[str, Callable[[], Any]]:
             head.log_prob(x).sum().backward()
             with torch.no_grad():
                 if isinstance(head, TreeEnsemble):
-                    search_classes(*parts(head, hidden), 3)
+                    tree_topk(**head._walk(hidden), k=3)
                     head.topk(hidden, V)
-                    looked_up_candidates(*parts(head, hidden), target[:, None])
                 head.sample(hidden)
         ScreenedSoftmax.from_linear(nn.Linear(D, V), exact=9).log_prob(hidden)
         index = torch.tensor([[0, 3, 5]], dtype=torch.int32)
@@ -163,10 +160,11 @@ def many_of_piecewise() -> None:
 
 
 def many_of_tree_log_softmax() -> None:
-    head = TreeEnsemble.from_counts(D, torch.arange(CLASSES, 0, -1), n_trees=1, root=1, leaf=1)
+    counts = torch.arange(CLASSES, 0, -1)
+    head = TreeEnsemble.from_counts(D, counts, n_trees=1, clusters=2, binary=True)
     with Recorder() as recorder, torch.no_grad():
         head.log_prob(torch.randn(LAST, D))
-    few_score, few_gate, *tables = recorder.arguments["tree_log_softmax.default"]
+    few_score, few_gate, *tables = recorder.arguments["tree_log_softmax.default"][:6]
     expected = torch.ops.hstree.tree_log_softmax(few_score, few_gate, *tables)
     score, gate = zeros(*few_score.shape[:2], ROWS), torch.zeros(ROWS, 1)
     score[:, :, -LAST:], gate[-LAST:] = few_score, few_gate
@@ -175,7 +173,8 @@ def many_of_tree_log_softmax() -> None:
     del got
     grad, log_prob = zeros(ROWS, CLASSES), zeros(ROWS, CLASSES)
     grad[-LAST:], log_prob[-LAST:] = torch.randn(LAST, CLASSES), expected
-    gradient, tables = torch.ops.hstree.tree_log_softmax_backward, tables[:-1]
+    node, edge, root_begin, _classes = tables
+    gradient, tables = torch.ops.hstree.tree_log_softmax_backward, [node, edge, *[root_begin] * 2]
     few = gradient(grad[-LAST:].clone(), expected, few_score, few_gate, *tables)
     many = gradient(grad, log_prob, score, gate, *tables)
     torch.testing.assert_close(many[0][:, :, -LAST:], few[0])
@@ -192,49 +191,44 @@ def many_contexts() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return (hidden[-LAST:].clone(), target[-LAST:].clone()), (hidden, target)
 
 
-def many_of_leaf_log_prob() -> None:
-    head = TreeEnsemble(FEATURES, V, trees("cluster", 2, 8, 4), node_vectors="leaves")
+def many_of_group_log_prob() -> None:
+    head = TreeEnsemble(FEATURES, V, trees("cluster", 2, 8))
     few, many = many_contexts()
     with Recorder() as recorder, torch.no_grad():
         head(*few)
-    _, weight, bias, _, *tables = recorder.arguments["leaf_log_prob.default"]
-    groups, width = tables[:4], tables[4]
+    _, weight, bias, _, *tables = recorder.arguments["group_log_prob.default"]
     grad = torch.randn(LAST, len(head.trees))
     found = []
     for hidden, target in (few, many):
-        call = torch.ops.hstree.leaf_log_prob
-        log_prob, score, order, plan = call(hidden, weight, bias, target, *groups, width)
+        arguments = hidden, weight, bias, target, *tables
+        log_prob, *saved = torch.ops.hstree.group_log_prob(*arguments)
         upstream = torch.zeros_like(log_prob)
         upstream[-LAST:] = grad
-        backward = torch.ops.hstree.leaf_log_prob_backward
-        rest = score, order, plan, [True] * 3, False
-        gradients = backward(upstream, hidden, weight, target, *groups, *rest)
+        backward = torch.ops.hstree.group_log_prob_backward
+        gradients = backward(upstream, *arguments, *saved, [True] * 3, False)
         found.append([log_prob[-LAST:], gradients[0][-LAST:], *gradients[1:]])
     torch.testing.assert_close(*found)
 
 
-def many_of_path_log_prob_and_wide_log_prob() -> None:
-    batches = many_contexts()
-    # One gradient of so many contexts at a time.
-    for made, of_contexts in ((trees("huffman", 2, 8, 4), False), (trees("huffman", 2), True)):
-        head = TreeEnsemble(FEATURES, V, made)
-        found = []
-        for x, y in batches:
-            head.zero_grad()
-            # No row is ignored, for which the head would copy the contexts.
-            target = y.clamp(min=0)
-            head(x.requires_grad_(of_contexts), target).output[-LAST:].sum().backward()
-            gradients = [parameter.grad for parameter in head.parameters()]
-            found.append([*gradients, x.grad[-LAST:] if x.grad is not None else None])
-        torch.testing.assert_close(*found)
+def many_of_path_log_prob() -> None:
+    found = []
+    head = TreeEnsemble(FEATURES, V, trees("huffman", 2, 2, True))
+    for x, y in many_contexts():
+        head.zero_grad()
+        # No row is ignored, for which the head would copy the contexts.
+        target = y.clamp(min=0)
+        head(x.requires_grad_(), target).output[-LAST:].sum().backward()
+        gradients = [parameter.grad for parameter in head.parameters()]
+        found.append([*gradients, x.grad[-LAST:] if x.grad is not None else None])
+    torch.testing.assert_close(*found)
 
 
 ELEMENTS = {
     "target_log_softmax": many_of_target_log_softmax,
     "piecewise": many_of_piecewise,
     "tree_log_softmax": many_of_tree_log_softmax,
-    "leaf_log_prob": many_of_leaf_log_prob,
-    "path_log_prob-wide_log_prob": many_of_path_log_prob_and_wide_log_prob,
+    "group_log_prob": many_of_group_log_prob,
+    "path_log_prob": many_of_path_log_prob,
 }
 """More than 2^31 elements, forward and backward."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,22 +13,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from hstree.heads.trees.layout import Layout
 from hstree.trees import Tree, build_ensemble
+from hstree.trees.ensemble_tables import ensemble_tables
+from hstree.trees.tables import table_sizes
 from ops.apart import corrupt
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Arguments of the op but for k, in its order, and the trees."""
+    """The arguments that the ops share, in their order, and the trees."""
 
     hidden: Tensor
     weight: Tensor | None
     bias: Tensor | None
-    wide_weight: Tensor | None
-    wide_bias: Tensor | None
-    leaf_weight: Tensor | None
-    leaf_bias: Tensor | None
+    class_weight: Tensor | None
+    class_bias: Tensor | None
     root_log_prob: Tensor | None
     log_gate: Tensor
     feature_index: Tensor | None
@@ -65,17 +66,20 @@ def draw(
     bias: bool = True,
     scale: float = 0.5,
     seed: int = 0,
-    leaves: bool = False,
+    groups: bool = False,
 ) -> Mixture:
-    """In float64, of values that every dtype holds."""
+    """In float64, of values that every dtype holds; groups: whether the trees have two levels."""
     random = np.random.default_rng(seed)
 
     def values(*shape: int, scale: float = 1.0) -> Tensor:
         drawn = torch.from_numpy(random.standard_normal(shape) * scale)
         return drawn.to(torch.bfloat16).to(torch.float16).double()
 
-    layout = Layout(trees, leaf_groups=leaves)
-    n_binary, n_wide, n_leaves, width = layout.n_rows
+    sizes = [table_sizes((t.order, t.node_offset, t.boundary), groups) for t in trees]
+    tables = ensemble_tables(trees, sizes, groups)
+    node, edge, leaf_edge = (torch.from_numpy(tables[n]) for n in ("node", "edge", "leaf_edge"))
+    binary, width = max(of_tree.n_binary for of_tree in sizes), sizes[0].root_width
+    classes = trees[0].n_classes if groups else 0
     index, size = None, features
     if subset is not None:
         size = subset
@@ -83,40 +87,32 @@ def draw(
         index = torch.from_numpy(np.stack(chosen)).int()
     return Mixture(
         values(rows, features),
-        values(len(trees), n_binary, size, scale=scale) if n_binary else None,
-        values(len(trees), n_binary) if n_binary and bias else None,
-        values(len(trees), n_wide, size, scale=scale) if n_wide else None,
-        values(len(trees), n_wide) if n_wide and bias else None,
-        values(n_leaves, features, scale=scale) if n_leaves else None,
-        values(len(trees), n_leaves) if n_leaves and bias else None,
+        values(len(trees), binary, size, scale=scale) if binary else None,
+        values(len(trees), binary) if binary and bias else None,
+        values(classes, features, scale=scale) if classes else None,
+        values(len(trees), classes) if classes and bias else None,
         values(len(trees), rows, width).log_softmax(2) if width else None,
         values(rows, len(trees)).log_softmax(1),
         index,
-        layout.node,
-        layout.edge,
-        layout.leaf_edge,
+        node,
+        edge,
+        leaf_edge,
         tuple(trees),
     )
 
 
 def walked(mixture: Mixture, row: int) -> list[float]:
     """Log-probability of each class, from the trees as nested tuples, number by number."""
-    V = mixture.trees[0].n_classes
     terms = []
     for t, tree in enumerate(mixture.trees):
         x = hidden = mixture.hidden[row]
         if mixture.feature_index is not None:
             x = x[mixture.feature_index[t].long()]
-        used = {"weight": 0, "wide_weight": 0}
-        log_prob = [0.0] * V
+        numbers, log_prob = itertools.count(), [0.0] * tree.n_classes
 
-        def score(name: str, t: int = t, x: Tensor = x, used: dict[str, int] = used) -> float:
-            weight = getattr(mixture, name)[t, used[name]]
-            bias = getattr(mixture, name.replace("weight", "bias"))
-            z = sum(float(a) * float(b) for a, b in zip(x, weight, strict=True))
-            z += 0.0 if bias is None else float(bias[t, used[name]])
-            used[name] += 1
-            return z
+        def score(n: int, t: int = t, x: Tensor = x) -> float:
+            z = sum(float(a) * float(b) for a, b in zip(x, mixture.weight[t, n], strict=True))
+            return z + (0.0 if mixture.bias is None else float(mixture.bias[t, n]))
 
         def walk(
             below: Any,
@@ -124,30 +120,21 @@ def walked(mixture: Mixture, row: int) -> list[float]:
             root: bool,
             t: int = t,
             hidden: Tensor = hidden,
+            numbers: Iterator[int] = numbers,
             log_prob: list[float] = log_prob,
         ) -> None:
             if isinstance(below, int):
                 log_prob[below] = value
                 return
-            is_wide_root = root and len(below) > 2
-            if (
-                mixture.leaf_weight is not None
-                and not is_wide_root
-                and set(map(type, below)) == {int}
-            ):
-                classes = list(below)
-                z = mixture.leaf_weight[classes] @ hidden
-                z += 0 if mixture.leaf_bias is None else mixture.leaf_bias[t, classes]
+            if root and mixture.root_log_prob is not None:
+                steps = mixture.root_log_prob[t, row].tolist()
+            elif mixture.class_weight is not None:
+                z = mixture.class_weight[list(below)] @ hidden
+                z += 0 if mixture.class_bias is None else mixture.class_bias[t, list(below)]
                 steps = z.log_softmax(0).tolist()
-            elif len(below) == 2:
-                z = score("weight")
-                steps = [-math.log1p(math.exp(-z)), -math.log1p(math.exp(z))]
-            elif root:
-                steps = mixture.root_log_prob[t, row].tolist()  # type: ignore[index]
             else:
-                z_of = [score("wide_weight") for _ in below]
-                total = math.log(sum(math.exp(z) for z in z_of))
-                steps = [z - total for z in z_of]
+                one = score(next(numbers))
+                steps = [-math.log1p(math.exp(-one)), -math.log1p(math.exp(one))]
             for child, step in zip(below, steps, strict=True):
                 walk(child, value + step, False)
 
@@ -157,40 +144,30 @@ def walked(mixture: Mixture, row: int) -> list[float]:
 
 
 def huffman(
-    classes: int, trees: int = 1, root: int = 1, leaf: int = 1, order: float = 1.0
+    classes: int, trees: int = 1, root: int = 2, binary: bool = True, order: float = 1.0
 ) -> list[Tree]:
     frequencies = np.arange(1, classes + 1) ** -order
-    return build_ensemble("huffman", classes, trees, frequencies, None, 0, root, leaf)
+    return build_ensemble("huffman", classes, trees, frequencies, None, 0, root, binary)
 
 
-def random_trees(classes: int, n_trees: int) -> list[Tree]:
-    """Of different numbers of nodes, each of 2 to 5 children, the root of 4."""
+def two_levels(classes: int, n_trees: int, root: int) -> list[Tree]:
+    """Random groups, some of a single class."""
     random = np.random.default_rng(classes)
-
-    def split(leaves: list[int], width: int) -> Any:
-        if len(leaves) == 1:
-            return leaves[0]
-        width = min(len(leaves), width)
-        cuts = np.sort(random.choice(np.arange(1, len(leaves)), width - 1, replace=False))
-        return tuple(
-            split(leaves[a:b], int(random.integers(2, 6)))
-            for a, b in zip([0, *cuts], [*cuts, len(leaves)], strict=True)
-        )
-
-    return [
-        Tree.from_nested(split(random.permutation(classes).tolist(), 4)) for _ in range(n_trees)
-    ]
+    trees = []
+    for _ in range(n_trees):
+        cuts = np.sort(random.choice(np.arange(1, classes), root - 1, replace=False))
+        parts = [part.tolist() for part in np.split(random.permutation(classes), cuts)]
+        trees.append(Tree.from_nested(tuple(p[0] if len(p) == 1 else tuple(p) for p in parts)))
+    return trees
 
 
 MIXTURES = {
     "one binary tree": lambda: draw(huffman(23)),
     "binary trees over subsets": lambda: draw(huffman(37, 3), features=40, subset=17),
     "wide root": lambda: draw(huffman(50, 2, root=8), subset=7),
-    "wide root, groups of leaves": lambda: draw(huffman(60, 3, root=6, leaf=5), rows=3),
-    "shared leaves": lambda: draw(huffman(60, 3, root=6, leaf=5), subset=9, leaves=True),
-    "shared leaves of random wide trees": lambda: draw(random_trees(41, 4), leaves=True),
-    "two classes, shared": lambda: draw(huffman(2, 2), leaves=True, bias=False),
-    "random wide trees": lambda: draw(random_trees(41, 4), bias=False),
+    "groups": lambda: draw(two_levels(60, 3, 9), subset=9, groups=True, rows=3),
+    "groups of many sizes": lambda: draw(two_levels(200, 4, 30), groups=True),
+    "two clusters": lambda: draw(two_levels(20, 2, 2), groups=True, bias=False),
     "one node": lambda: draw(huffman(30, 2, root=30)),
     "two classes": lambda: draw(huffman(2, 2)),
     "one class": lambda: draw(huffman(1, 2)),
@@ -203,23 +180,22 @@ MIXTURES = {
 every_mixture = pytest.mark.parametrize("name", MIXTURES)
 
 
-def wide_groups(leaves: bool) -> Mixture:
-    """Groups of more leaves than a block holds scores, and of fewer."""
+def wide_groups() -> Mixture:
+    """Groups of more classes than a block holds scores, and of fewer."""
     groups = (tuple(range(1200)), tuple(range(1200, 1205)), 1205)
     first, second = Tree.from_nested(groups), Tree.from_nested((1205, *groups[:2]))
-    return draw([first, second], rows=2, features=6, scale=1.0, leaves=leaves)
+    return draw([first, second], rows=2, features=6, scale=1.0, groups=True)
 
 
 # Of features and of groups on CUDA.
 BLOCKS = {
-    "features of several accesses": lambda: draw(huffman(30, 2, root=5, leaf=4), features=301),
-    "aligned rows": lambda: draw(huffman(30, 2, root=5, leaf=4), features=528),
+    "features of several accesses": lambda: draw(huffman(30, 2, root=5), features=301),
+    "aligned rows": lambda: draw(huffman(30, 2, root=5), features=528),
     "aligned rows of subsets": lambda: draw(
-        huffman(60, 3, root=6, leaf=5), features=48, subset=16, leaves=True
+        two_levels(60, 3, 9), features=48, subset=16, groups=True
     ),
-    "no features, shared leaves": lambda: draw(huffman(16, 2, leaf=4), features=0, leaves=True),
-    "wide groups": lambda: wide_groups(leaves=False),
-    "wide groups, shared": lambda: wide_groups(leaves=True),
+    "no features, groups": lambda: draw(two_levels(16, 2, 5), features=0, groups=True),
+    "wide groups": wide_groups,
 }
 
 

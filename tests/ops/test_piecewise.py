@@ -13,7 +13,7 @@ from reference.piecewise import piecewise_reference
 from torch import Tensor
 
 from hstree.ops import piecewise
-from ops.cases import name_of, threads, with_dtypes
+from ops.cases import name_of, same_bits, strided, threads, with_dtypes
 from ops.logit_function_cases import (
     DTYPES,
     MANY_ELEMENTS,
@@ -30,7 +30,6 @@ from ops.logit_function_cases import (
     place,
     within,
 )
-from ops.tree_op_suite import same_bits, strided
 
 USUAL = PiecewiseCase("matrix")
 SMALL = PiecewiseCase("small", shape=(5, 4), intervals=6)

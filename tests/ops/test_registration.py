@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from hstree.ops._tree_mixture import TreeMixture, split_arguments
+from hstree.ops import sample, tree_topk
 
 SCRIPT = """
 import sys, torch, hstree
 assert "torch._dynamo" not in sys.modules
 has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 assert has_kernel("hstree::forward", "CompositeImplicitAutograd")
-for name in ("path_log_prob", "wide_log_prob", "leaf_order", "feature_gather", "piecewise",
-             "target_log_softmax", "sparse_adam_", "tree_topk", "tree_log_softmax",
-             "leaf_tree_log_softmax", "leaf_tree_topk", "forest_gradient_", "screened_topk"):
+for name in ("path_log_prob", "group_log_prob", "feature_gather", "piecewise",
+             "target_log_softmax", "sparse_adam_", "tree_topk", "tree_log_softmax", "group_topk",
+             "sample", "forest_gradient_", "screened_topk"):
     for key in ("CPU", "Meta"):
         assert has_kernel(f"hstree::{name}", key), (name, key)
 index = torch.tensor([[0, 1]], dtype=torch.int32)
@@ -42,29 +44,23 @@ def test_import_registers_everything(tmp_path: Path) -> None:
     assert shown.stdout == gradients, shown.stderr
 
 
-@pytest.mark.parametrize("name", ["tree_topk", "sample", "candidate_log_prob"])
-def test_a_tree_mixture_has_the_names_of_the_schema(name: str) -> None:
-    op = getattr(torch.ops.hstree, name).default
-    names = [argument.name for argument in op._schema.arguments]
-    mixture, rest = split_arguments(names)
-    assert mixture._asdict() == {field: field for field in TreeMixture._fields}
-    assert set(rest) <= {"k", "most_scored", "seed", "n", "candidates", "temperature"}
-    assert [*mixture, *rest] == names
+def names_of(op: str) -> list[str]:
+    schema = getattr(torch.ops.hstree, op).default._schema
+    return [argument.name for argument in schema.arguments]
 
 
-def test_the_backward_ops_have_one_signature() -> None:
-    of_ops = {
-        name: [
-            argument.name
-            for argument in getattr(
-                torch.ops.hstree, f"{name}_log_prob_backward"
-            ).default._schema.arguments
-        ]
-        for name in ("path", "wide", "leaf")
-    }
-    for names in of_ops.values():
-        assert names[:4] == ["grad_log_prob", "hidden", "weight", "target"]
-        assert names[8:] == ["score", "order", "plan", "output_mask", "sparse"]
+def test_the_ops_that_walk_trees_share_their_arguments() -> None:
+    """The fake kernels of both find the gate and the number of results at these places."""
+    topk, sample = names_of("tree_topk"), names_of("sample")
+    assert topk[:11] == sample[:11]
+    assert topk[6] == "log_gate"
+    assert topk[11:] == ["k", "most_scored"]
+    assert sample[11:] == ["seed", "n", "temperature"]
+
+
+@pytest.mark.parametrize("function", [tree_topk, sample], ids=["tree_topk", "sample"])
+def test_functions_have_the_names_of_the_schema(function: Callable[..., object]) -> None:
+    assert [*inspect.signature(function).parameters] == names_of(function.__name__)
 
 
 def test_torch_func_has_no_rule_for_registered_gradients() -> None:

@@ -1,4 +1,4 @@
-"""torch.ops.hstree.sample and torch.ops.hstree.candidate_log_prob."""
+"""torch.ops.hstree.sample."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from reference.candidate_log_prob import candidate_log_prob_reference
 from reference.sample import philox, sample_reference
+from reference.tree_mixture import all_log_probs
 from torch import Tensor
 
-from hstree.ops import candidate_log_prob, sample
+from hstree.ops import sample
 from ops.apart import apart, every_instruction_set, outcomes, with_instruction_set
 from ops.cases import DTYPES, slow, threads
 from ops.mixtures import (
@@ -50,25 +50,20 @@ def test_philox() -> None:
 
 @pytest.mark.parametrize("at_root", [True, False])
 def test_a_table_with_a_cycle_is_refused(at_root: bool) -> None:
-    """An edge that leads back to the root or to the node it starts from."""
+    """Edges that lead back to the root, or to the node they start from."""
     mixture = draw(huffman(20))
     edge = mixture.edge.clone()
-    below = int((edge[0, :, 1] > 0).nonzero()[-1])
-    edge[0, below, 1] = 0 if at_root else edge[0, below, 0]
-    every = torch.arange(20).expand(len(mixture.hidden), -1)
-    with pytest.raises(RuntimeError, match=r"hstree::candidate_log_prob: edge\[0, \d+\]: expected"):
-        candidate_log_prob(*replace(mixture, edge=edge).arguments(), every)
+    inner = edge[0, :, 1] > 0
+    edge[0, inner, 1] = 0 if at_root else edge[0, inner, 0]
+    with pytest.raises(RuntimeError, match=r"hstree::sample: edge(\[0, \d+\])?: expected"):
+        drawn(replace(mixture, edge=edge), 100)
 
 
 def test_an_edge_to_another_class_is_refused() -> None:
     mixture = draw(huffman(20))
-    leaf_edge = mixture.leaf_edge.clone()
-    leaf_edge[0, 3] = leaf_edge[0, 4]
-    with pytest.raises(RuntimeError, match=r"leaf_edge\[0, 3\]: expected the edge to this class"):
-        candidate_log_prob(
-            *replace(mixture, leaf_edge=leaf_edge).arguments(),
-            torch.full((len(mixture.hidden), 1), 3),
-        )
+    leaf_edge = mixture.leaf_edge.clone().roll(1, 1)
+    with pytest.raises(RuntimeError, match=r"leaf_edge\[0, \d+\]: expected the edge to this class"):
+        drawn(replace(mixture, leaf_edge=leaf_edge))
 
 
 @pytest.mark.parametrize("name", [*MIXTURES, *slow(BLOCKS)])
@@ -76,13 +71,12 @@ def test_an_edge_to_another_class_is_refused() -> None:
 def test_draws_are_those_of_the_reference(
     name: str, temperature: float, device: torch.device
 ) -> None:
-    """Of float64, but for the roundings of the dtype; the log-probabilities of the draws, and of
-    one class."""
+    """Of float64, but for the roundings of the dtype, and so are their log-probabilities."""
     exact, n = (MIXTURES | BLOCKS)[name](), 4
     arguments, option = exact.arguments(), {"temperature": temperature}
-    wanted, _ = sample_reference(*arguments, seed=SEED, n=n, **option)
-    first = torch.zeros_like(wanted)
-    of_first = candidate_log_prob_reference(*arguments, candidates=first, **option)
+    wanted, of_wanted = sample_reference(*arguments, seed=SEED, n=n, **option)
+    every = all_log_probs(*arguments, **option)
+    assert torch.equal(of_wanted, every.gather(1, wanted))
     for dtype in DTYPES:
         there = exact.to(dtype).on(device)
         got, log_prob = drawn(there, n, seed=SEED.to(device), **option)
@@ -91,15 +85,19 @@ def test_draws_are_those_of_the_reference(
         assert others <= (0 if dtype == torch.float64 else 0.1 * wanted.numel())
         tolerance = 1e-12 if dtype == torch.float64 else 2e-5
         close = {"rtol": tolerance, "atol": tolerance}
-        expected = candidate_log_prob_reference(*arguments, candidates=got.cpu(), **option)
+        expected = every.gather(1, got.cpu())
         torch.testing.assert_close(log_prob.double().cpu(), expected, **close)
-        found = candidate_log_prob(*there.arguments(), first.to(device), **option)
-        torch.testing.assert_close(found.double().cpu(), of_first, **close)
 
 
-@pytest.mark.parametrize(
-    "name", ["wide root, groups of leaves", "shared leaves", "peaked", "random wide trees"]
-)
+@every_mixture
+def test_the_reference_is_the_walk(name: str) -> None:
+    mixture = MIXTURES[name]()
+    every = all_log_probs(*mixture.arguments())
+    for row in range(min(2, len(every))):
+        np.testing.assert_allclose(every[row], walked(mixture, row), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["wide root", "groups", "peaked", "two clusters"])
 def test_draws_follow_the_distribution(name: str) -> None:
     """Chi-square of 40,000 draws, classes that are rare taken together."""
     count, mixture = 40_000, MIXTURES[name]()
@@ -113,33 +111,6 @@ def test_draws_follow_the_distribution(name: str) -> None:
         observed = np.append(observed[~rare], observed[rare].sum())
         assert scipy.stats.chisquare(observed, expected * count / expected.sum()).pvalue > 1e-3
         np.testing.assert_allclose(log_prob[row], log_of[classes[row]], rtol=1e-10, atol=1e-10)
-
-
-@every_mixture
-def test_candidates_equal_the_reference(name: str) -> None:
-    """Of all classes twice, and in every dtype."""
-    true = MIXTURES[name]()
-    V, rows = true.trees[0].n_classes, len(true.hidden)
-    candidates = torch.cat([torch.randperm(V), torch.tensor([-1]), torch.arange(V)])
-    candidates = candidates.expand(rows, -1)
-    wanted = candidate_log_prob_reference(*true.arguments(), candidates=candidates)
-    for dtype in DTYPES:
-        got = candidate_log_prob(*true.to(dtype).arguments(), candidates=candidates)
-        tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-        assert got.dtype == torch.promote_types(dtype, torch.float32)
-        torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance)
-        if dtype == torch.float64 and rows:
-            np.testing.assert_allclose(got[0, V + 1 :], walked(true, 0), rtol=1e-10, atol=1e-10)
-
-
-def test_candidates_with_a_temperature_are_a_distribution() -> None:
-    mixture = MIXTURES["shared leaves"]()
-    candidates = torch.arange(60).expand(len(mixture.hidden), -1)
-    log_prob = candidate_log_prob(*mixture.arguments(), candidates=candidates, temperature=0.3)
-    torch.testing.assert_close(log_prob.exp().sum(1), torch.ones(6).double())
-    _, of_draws = drawn(mixture, 5, temperature=0.3)
-    classes, _ = drawn(mixture, 5, temperature=0.3)
-    torch.testing.assert_close(log_prob.gather(1, classes), of_draws)
 
 
 def test_seeds() -> None:
@@ -229,9 +200,6 @@ def test_opcheck(name: str) -> None:
     mixture, tests = MIXTURES[name](), ("test_schema", "test_faketensor")
     arguments = mixture.arguments()
     torch.library.opcheck(torch.ops.hstree.sample, (*arguments, SEED, 2, 1.0), test_utils=tests)
-    candidates = torch.zeros(len(mixture.hidden), 3, dtype=torch.int64)
-    op = torch.ops.hstree.candidate_log_prob
-    torch.library.opcheck(op, (*arguments, candidates, 1.0), test_utils=tests)
 
 
 def test_not_differentiable() -> None:
@@ -240,10 +208,6 @@ def test_not_differentiable() -> None:
     message = r"not differentiable; .*TreeEnsemble\.candidate_log_prob"
     with pytest.raises(RuntimeError, match=f"hstree::sample: {message}"):
         drawn(mixture)[1].sum().backward()
-    candidates = torch.zeros(6, 1, dtype=torch.int64)
-    log_prob = candidate_log_prob(*mixture.arguments(), candidates=candidates)
-    with pytest.raises(RuntimeError, match="hstree::candidate_log_prob: not differentiable"):
-        log_prob.sum().backward()
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -266,25 +230,6 @@ def test_wrong_arguments(name: str, device: torch.device) -> None:
         drawn(draw(huffman(9)).on(device), **options)
 
 
-WRONG_CANDIDATES: dict[str, tuple[Tensor, str]] = {
-    "rows": (torch.zeros(5, 2).long(), r"candidates: expected size 6 \(rows of hidden\)"),
-    "dtype": (torch.zeros(6, 2), "candidates: expected dtype Long, got Float"),
-    "shape": (torch.zeros(6).long(), r"candidates: expected shape \[N, K\], got \[6\]"),
-    "large": (torch.full((6, 2), 9), r"candidates\[0, 0\]: expected a class in \[0, 9\) or -1"),
-    "small": (torch.full((6, 2), -2), r"candidates\[0, 0\]: expected a class .*, got -2"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_CANDIDATES)
-def test_wrong_candidates(name: str) -> None:
-    candidates, message = WRONG_CANDIDATES[name]
-    with (
-        threads(1),
-        pytest.raises(RuntimeError, match=f"hstree::candidate_log_prob: {message}"),
-    ):
-        candidate_log_prob(*draw(huffman(9)).arguments(), candidates=candidates)
-
-
 def corrupt_tables() -> tuple[int, int]:
     """Each is refused, or gives classes."""
     random = np.random.default_rng(1)
@@ -294,8 +239,6 @@ def corrupt_tables() -> tuple[int, int]:
         classes, _ = drawn(mixture, 1)
         assert int(classes.min()) >= 0
         assert int(classes.max()) < V
-        candidates = torch.from_numpy(random.integers(0, V, (len(mixture.hidden), 1)))
-        candidate_log_prob(*mixture.arguments(), candidates=candidates)
 
     mixtures = (corrupted(seed, random) for seed in range(600))
     return outcomes(partial(attempt, mixture) for mixture in mixtures if mixture is not None)

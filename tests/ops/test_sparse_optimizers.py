@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, SparseAdam
 
-from hstree.heads.trees.layout import Layout
-from hstree.ops import path_log_prob, wide_log_prob
-from hstree.trees import build_ensemble
+from hstree.ops import group_log_prob, path_log_prob
+from ops import group_cases
+from ops.cases import PATH, Case
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # Adagrad
 
@@ -21,28 +20,26 @@ V, D, T, RATE = 60, 7, 3, 0.1
 LogProb = Callable[..., Tensor]
 
 
-def path_op() -> tuple[LogProb, int]:
-    """path_log_prob (input, weight, bias, target, sparse) of T binary trees, and rows of a tree."""
-    trees = build_ensemble("huffman", V, T, 1.0 / np.arange(1, V + 1))
-    tables = Layout(trees)
-    rest = tables.path_offset, tables.path, tables.leaf_position
+def of_paths() -> tuple[LogProb, tuple[int, ...], tuple[int, ...]]:
+    """path_log_prob (input, weight, bias, target, sparse), and the shapes of weight and bias."""
+    batch = PATH.batch(Case("paths", trees=T, classes=V, in_features=D))
+    rest = batch.path_offset, batch.path, batch.leaf_position
 
-    def log_prob(*batch: Tensor, sparse: bool) -> Tensor:
-        return path_log_prob(*batch, *rest, max_depth=tables.max_depth, sparse=sparse)
+    def log_prob(*given: Tensor, sparse: bool) -> Tensor:
+        return path_log_prob(*given, *rest, max_depth=batch.max_depth, sparse=sparse)
 
-    return log_prob, V - 1
+    return log_prob, (T, V - 1, D), (T, V - 1)
 
 
-def wide_op() -> tuple[LogProb, int]:
-    """wide_log_prob of the leaf groups of T trees, and rows of a tree."""
-    trees = build_ensemble("huffman", V, T, 1.0 / np.arange(1, V + 1), leaf=8)
-    tables = Layout(trees)
-    rest = tables.wide_offset, tables.wide_path, tables.leaf_position
+def of_groups() -> tuple[LogProb, tuple[int, ...], tuple[int, ...]]:
+    """The same of group_log_prob."""
+    batch = group_cases.draw(group_cases.Case("groups", trees=T, classes=V, clusters=15))
+    rest = batch.cluster, batch.order, batch.begin
 
-    def log_prob(*batch: Tensor, sparse: bool) -> Tensor:
-        return wide_log_prob(*batch, *rest, max_width=tables.max_width, sparse=sparse)
+    def log_prob(*given: Tensor, sparse: bool) -> Tensor:
+        return group_log_prob(*given, *rest, max_width=batch.max_width, sparse=sparse)
 
-    return log_prob, max(tree.tables().n_wide_rows for tree in trees)
+    return log_prob, (V, D), (T, V)
 
 
 def sgd(parameter: Tensor, grad: Tensor, state: dict[str, Any]) -> Tensor:
@@ -68,18 +65,18 @@ def lazy_adam(parameter: Tensor, grad: Tensor, state: dict[str, Any]) -> Tensor:
     return torch.where(visited, parameter - update, parameter)
 
 
-@pytest.mark.parametrize("op", [path_op, wide_op])
+@pytest.mark.parametrize("op", [of_paths, of_groups])
 @pytest.mark.parametrize(
     ("optimizer", "rule"), [(SGD, sgd), (Adagrad, adagrad), (SparseAdam, lazy_adam)]
 )
 def test_visited_rows_follow_the_rule_and_others_stay(op: Any, optimizer: Any, rule: Any) -> None:
-    log_prob, rows = op()
+    log_prob, *shapes = op()
     generator = torch.Generator().manual_seed(1)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    parameters = [draw(T, rows, D).requires_grad_(), draw(T, rows).requires_grad_()]
+    parameters = [draw(*shape).requires_grad_() for shape in shapes]
     stepped = optimizer(parameters, lr=RATE)
     states: list[dict[str, Any]] = [{}, {}]
     for _ in range(4):  # rows that are visited again after steps without them, too
@@ -95,6 +92,6 @@ def test_visited_rows_follow_the_rule_and_others_stay(op: Any, optimizer: Any, r
             assert twin.grad is not None
             expected = rule(old, twin.grad, state)
             torch.testing.assert_close(parameter.detach(), expected)
-            visited = twin.grad.view(T, rows, -1).ne(0).any(-1)
+            visited = twin.grad != 0
             assert 0 < visited.sum() < visited.numel()
             assert torch.equal(parameter[~visited], old[~visited])

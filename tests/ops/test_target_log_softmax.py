@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hstree.ops import target_log_softmax
 from hstree.ops.target_log_softmax import log_softmax
-from ops.cases import name_of, threads
+from ops.cases import BACKEND, name_of, same_bits, strided, threads
 from ops.logit_function_cases import (
     FUNCTIONS,
     MANY_LOGITS,
@@ -30,7 +30,6 @@ from ops.logit_function_cases import (
     monotone_reference,
     monotone_value,
 )
-from ops.tree_op_suite import BACKEND, same_bits, strided
 
 forward = torch.ops.hstree.target_log_softmax
 backward_ = torch.ops.hstree.target_log_softmax_backward_

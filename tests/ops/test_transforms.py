@@ -22,22 +22,20 @@ from hstree.ops import (
     LogitFunction,
     feature_gather,
     forest_log_prob,
-    leaf_log_prob,
     mixture_log_prob,
     path_log_prob,
     piecewise,
     plif_table,
     target_log_softmax,
-    wide_log_prob,
 )
-from ops import tree_softmax_cases
-from ops.cases import LEAF, PATH, WIDE, Case, TreeOpUnderTest
+from ops import group_cases, tree_softmax_cases
+from ops.cases import PATH, Case
 
 # In torch's own code, the first time that forward mode is at work.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 ROWS = 4
-SMALL = Case("small", rows=ROWS, trees=2, classes=7, in_features=5, subset=3, widest=4, ignored=0.3)
+SMALL = Case("small", rows=ROWS, trees=2, classes=7, in_features=5, subset=3, ignored=0.3)
 
 
 @dataclass
@@ -77,20 +75,37 @@ def draw(*size: int, seed: int = 0) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def on_paths(op: TreeOpUnderTest, case: Case = SMALL, whole: bool = False) -> Subject:
-    batch = op.batch(case)
+def on_paths(case: Case = SMALL, whole: bool = False) -> Subject:
+    batch = PATH.batch(case)
 
     def call(target: Tensor, *leaves: Tensor) -> Tensor:
         names = ("hidden", "weight", "bias")
         given = replace(batch, target=target, **dict(zip(names, leaves, strict=False)))
-        return torch.ops.hstree.forward(*given.arguments())[0] if whole else op.log_prob(given)
+        return torch.ops.hstree.forward(*given.arguments())[0] if whole else PATH.log_prob(given)
 
     def plain(target: Tensor, *leaves: Tensor) -> Tensor:
         hidden, weight, bias = (*leaves, None)[:3]
-        return op.reference(hidden, weight, bias, target, *batch.arguments()[4:])[0]
+        return PATH.reference(hidden, weight, bias, target, *batch.arguments()[4:])[0]
 
     leaves = tuple(x for x in (batch.hidden, batch.weight, batch.bias) if x is not None)
     return Subject(call, plain, batch.target, leaves)
+
+
+def in_groups(bias: bool = True) -> Subject:
+    case = group_cases.Case("small", ROWS, 2, 7, 3, features=5, bias=bias, ignored=0.3)
+    batch = group_cases.draw(case)
+
+    def given(target: Tensor, leaves: tuple[Tensor, ...]) -> group_cases.Batch:
+        names = ("hidden", "weight", "bias")
+        return replace(batch, target=target, **dict(zip(names, leaves, strict=False)))
+
+    leaves = tuple(x for x in (batch.hidden, batch.weight, batch.bias) if x is not None)
+    return Subject(
+        lambda target, *leaves: group_cases.log_prob_of(given(target, leaves)),
+        lambda target, *leaves: group_cases.reference(given(target, leaves)),
+        batch.target,
+        leaves,
+    )
 
 
 def of_logits(table: Tensor | None = None, **function: float) -> Subject:
@@ -169,8 +184,8 @@ def of_forest(offset: Tensor | None = None) -> Subject:
     return Subject(call, plain, torch.tensor([2, -1, 0, 5]), leaves)
 
 
-def of_all_classes(*shapes: str, groups: bool = False) -> Subject:
-    case = tree_softmax_cases.Case("small", shapes, 7, widest=3, rows=ROWS)
+def of_all_classes(*shapes: str, root: int = 0, groups: bool = False) -> Subject:
+    case = tree_softmax_cases.Case("small", shapes, 7, root, rows=ROWS)
     batch = tree_softmax_cases.draw(case, groups=groups)
 
     def call(_: Tensor, *leaves: Tensor) -> Tensor:
@@ -190,17 +205,11 @@ def subjects() -> dict[str, Subject]:
     cubic = torch.cat([linear, 0.1 * draw(5, 2, seed=6)], 1)
     nothing = torch.zeros(ROWS)
     return {
-        "path_log_prob": on_paths(PATH),
-        "path_log_prob, all features, no bias": on_paths(
-            PATH, replace(SMALL, subset=None, bias=False)
-        ),
-        "forward": on_paths(PATH, whole=True),
-        "wide_log_prob": on_paths(WIDE),
-        "wide_log_prob, all features, no bias": on_paths(
-            WIDE, replace(SMALL, subset=None, bias=False)
-        ),
-        "leaf_log_prob": on_paths(LEAF),
-        "leaf_log_prob, no bias": on_paths(LEAF, replace(SMALL, bias=False)),
+        "path_log_prob": on_paths(),
+        "path_log_prob, all features, no bias": on_paths(replace(SMALL, subset=None, bias=False)),
+        "forward": on_paths(whole=True),
+        "group_log_prob": in_groups(),
+        "group_log_prob, no bias": in_groups(bias=False),
         "feature_gather": Subject(
             lambda _, hidden: feature_gather(hidden, index).square(),
             lambda _, hidden: feature_gather_reference(hidden, index).square(),
@@ -238,9 +247,9 @@ def subjects() -> dict[str, Subject]:
             (slopes,),
             twice=True,
         ),
-        "tree_log_softmax": of_all_classes("random", "random", "random"),
-        "leaf_tree_log_softmax": of_all_classes("random", "levels", groups=True),
-        "tree_log_softmax, binary": of_all_classes("chain", "random"),
+        "tree_log_softmax": of_all_classes("chain", "random"),
+        "tree_log_softmax, wide roots": of_all_classes("random", "flat", root=3),
+        "tree_log_softmax, groups": of_all_classes("levels", "levels", groups=True),
     }
 
 
@@ -304,35 +313,30 @@ def test_other_transforms_are_refused(name: str) -> None:
             vmap(function)(*(x.expand(2, *x.shape) for x in subject.leaves))
 
 
-@pytest.mark.parametrize("op", [PATH, WIDE, LEAF], ids=lambda op: op.name)
-def test_row_sparse_gradients_are_dense_under_a_transform(op: TreeOpUnderTest) -> None:
-    batch = op.batch(SMALL)
+def test_row_sparse_gradients_are_dense_under_a_transform() -> None:
+    paths = PATH.batch(SMALL)
+    groups = group_cases.draw(group_cases.CASES[0])
 
-    def total(weight: Tensor, sparse: bool) -> Tensor:
-        return op.log_prob(replace(batch, weight=weight), sparse).sin().sum()
+    def of_paths(weight: Tensor, sparse: bool) -> Tensor:
+        return PATH.log_prob(replace(paths, weight=weight), sparse).sin().sum()
 
-    expected = grad(total)(batch.weight, False)
-    assert_close(grad(total)(batch.weight, True), expected, **close)
+    def of_groups(weight: Tensor, sparse: bool) -> Tensor:
+        return group_cases.log_prob_of(replace(groups, weight=weight), sparse).sin().sum()
+
+    for total, weight in ((of_paths, paths.weight), (of_groups, groups.weight)):
+        assert_close(grad(total)(weight, True), grad(total)(weight, False), **close)
 
 
-@pytest.mark.parametrize("op", [path_log_prob, wide_log_prob, leaf_log_prob])
-@pytest.mark.parametrize("rows", [0, 1], ids=["no vectors", "a vector"])
-def test_no_node_of_a_kind(op: Callable[..., Tensor], rows: int) -> None:
+@pytest.mark.parametrize("nodes", [0, 1], ids=["no vectors", "a vector"])
+def test_paths_of_no_nodes(nodes: int) -> None:
     """An empty table, as of trees over one class: 0, with gradients of 0."""
-    hidden = torch.randn(2, 3)
-    shared = op is leaf_log_prob
-    weight = torch.randn(1, 3) if shared else torch.randn(1, rows, 3)
-    columns = () if op is path_log_prob else (3,)
-    longest = {"max_depth" if op is path_log_prob else "max_width": 2}
-    tables = (
-        torch.zeros(1, 2, dtype=torch.int64),
-        torch.zeros(0, *columns, dtype=torch.int32),
-        torch.zeros(1, 1, dtype=torch.int32),
-        torch.zeros(1, 1, dtype=torch.int32) if shared else None,
-    )
+    hidden, weight = torch.randn(2, 3), torch.randn(1, nodes, 3)
+    offset = torch.zeros(1, 2, dtype=torch.int64)
+    path, position = torch.zeros(0, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
 
     def log_prob(hidden: Tensor, weight: Tensor) -> Tensor:
-        return op(hidden, weight, None, torch.tensor([0, -1]), *tables, **longest)
+        target = torch.tensor([0, -1])
+        return path_log_prob(hidden, weight, None, target, offset, path, position, max_depth=2)
 
     assert_close(log_prob(hidden, weight), torch.zeros(2, 1))
     gradients = grad(lambda *leaves: log_prob(*leaves).sum(), (0, 1))(hidden, weight)

@@ -14,7 +14,6 @@ import torch
 from reference.tree_topk import tree_topk_reference
 from torch import Tensor
 
-from hstree.heads.trees.layout import Layout
 from hstree.ops import tree_topk
 from hstree.trees import build_ensemble
 from ops.apart import apart, every_instruction_set, outcomes, with_instruction_set
@@ -89,7 +88,7 @@ def test_opens_what_may_be_among_the_best_alone() -> None:
     order_of_leaves = torch.from_numpy(mixture.trees[0].order.astype(np.int64))
     mass = np.array([float(every[order_of_leaves[edges.begin[e] : edges.end[e]]].sum())
                      for e in inner])  # fmt: skip
-    node = Layout(mixture.trees[:1]).node[0].numpy()
+    node = mixture.node[0].numpy()
     rows = node[edges.child_node[inner], 1]
     worst = float(log_prob[0, -1].exp())
     unlikely = rows[mass < worst * (1 - 1e-9)]
@@ -184,15 +183,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "bias": (
         {"bias": torch.zeros(3, 35).double()},
-        r"bias: expected size 36 \(rows of its weight\) in dimension 1",
+        r"bias: expected size 36 \(rows of weight\) in dimension 1",
     ),
-    "leaf weight": (
-        {"leaf_weight": torch.zeros(37, 17).double()},
-        r"leaf_weight: expected size 19 \(features of hidden\) in dimension 1",
+    "class weight": (
+        {"class_weight": torch.zeros(37, 17).double()},
+        r"class_weight: expected size 19 \(features of hidden\) in dimension 1",
     ),
-    "leaf bias": (
-        {"leaf_bias": torch.zeros(3, 37).double()},
-        "leaf_bias: expected None, as there is no leaf_weight",
+    "class bias": (
+        {"class_bias": torch.zeros(3, 37).double()},
+        "class_bias: expected None, as there is no class_weight",
     ),
     "no weight": ({"weight": None}, "bias: expected None, as there is no weight"),
     "gate": (
@@ -256,7 +255,7 @@ def test_a_table_with_a_cycle_is_refused() -> None:
             topk(replace(mixture, edge=edge), 20)
 
 
-@pytest.mark.parametrize("name", ["wide root, groups of leaves", "shared leaves"])
+@pytest.mark.parametrize("name", ["wide root", "groups"])
 def test_a_search_over_its_budget_is_given_up(name: str) -> None:
     """Row by row: the others are those of an unlimited search."""
     mixture = MIXTURES[name]()

@@ -1,19 +1,22 @@
-"""Batches over small random trees for the ops that mix the probabilities of all classes, with leaf
-groups and without. Tables are built here from nested tuples, apart from hstree.heads."""
+"""Batches over small random trees for the ops that mix the probabilities of all classes: binary
+trees, with wide roots or without, and trees of two levels, with groups of classes. Tables are built
+here from nested tuples, apart from hstree.trees."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from reference.tree_log_softmax import tree_log_softmax_reference
 from torch import Tensor
 
 from hstree.ops import tree_log_softmax
-from hstree.ops._composed_tree_log_softmax import composed_log_prob, leaf_classes, with_leaf_rows
+from hstree.ops._composed_tree_log_softmax import class_rows, composed_log_prob, with_class_rows
 from ops.apart import corrupt
 from ops.cases import random_nested
 
@@ -23,9 +26,9 @@ SUMS = (torch.float32, torch.float64)
 @dataclass(frozen=True)
 class Case:
     why: str
-    shapes: tuple[str, ...] = ("random", "random", "random")  # of the trees, or levels: groups
+    shapes: tuple[str, ...] = ("random", "random", "random")  # below roots; flat: a root alone
     classes: int = 23
-    widest: int = 6
+    root: int = 0  # children of a wide root
     rows: int = 17  # a vector of float32 and one more
     scale: float = 1.0
 
@@ -40,18 +43,17 @@ class Batch:
     node: Tensor
     edge: Tensor
     classes: int
-    wide_begin: int
     root_begin: int
     grad: Tensor
     nested: list[Any]
-    leaf_score: Tensor | None = None  # with leaf groups
-    leaf_bias: Tensor | None = None
+    class_score: Tensor | None = None  # with groups
+    class_bias: Tensor | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """Of the arguments that have a gradient."""
         own = ("score", "log_gate")
-        return own if self.leaf_score is None else ("leaf_score", "leaf_bias", *own)
+        return own if self.class_score is None else (*own, "class_score", "class_bias")
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
@@ -59,8 +61,8 @@ class Batch:
 
     def arguments(self) -> tuple[Any, ...]:
         """Those of the operator."""
-        tables = self.node, self.edge, self.wide_begin, self.root_begin, self.classes
-        return *self.leaves, *tables
+        trees = self.score, self.log_gate, self.node, self.edge, self.root_begin, self.classes
+        return *trees, self.class_score, self.class_bias
 
     def with_leaves(self, leaves: tuple[Tensor, ...]) -> Batch:
         return replace(self, **dict(zip(self.names, leaves, strict=True)))
@@ -77,8 +79,8 @@ class Batch:
 
     def rows(self, rows: slice) -> Batch:
         some = {"score": self.score[..., rows], "log_gate": self.log_gate[rows]}
-        if self.leaf_score is not None:
-            some["leaf_score"] = self.leaf_score[rows]
+        if self.class_score is not None:
+            some["class_score"] = self.class_score[rows]
         return replace(self, grad=self.grad[rows], **some)
 
     def transposed(self) -> Batch:
@@ -104,66 +106,110 @@ def mixed(batch: Batch) -> Tensor:
         batch.node,
         batch.edge,
         batch.classes,
-        wide_begin=batch.wide_begin,
         root_begin=batch.root_begin,
-        leaf_score=batch.leaf_score,
-        leaf_bias=batch.leaf_bias,
+        class_score=batch.class_score,
+        class_bias=batch.class_bias,
     )
 
 
 def composed(batch: Batch) -> Tensor:
     """As where there is no kernel."""
-    score, log_gate, node, edge, wide_begin, root_begin, classes = batch.arguments()[-7:]
-    if batch.leaf_score is not None:
-        of_rows = leaf_classes(node, edge, root_begin - wide_begin, classes)
-        score = with_leaf_rows(score, batch.leaf_score, batch.leaf_bias, of_rows, root_begin)
-        root_begin += classes
-    return composed_log_prob(score, log_gate, node, edge, classes, wide_begin, root_begin)
+    score, begin, end = batch.score, batch.root_begin, batch.root_begin
+    if batch.class_score is not None:
+        of_rows = class_rows(batch.node, batch.edge, batch.classes)
+        score = with_class_rows(score, batch.class_score, batch.class_bias, of_rows, begin)
+        end += batch.classes
+    tables = batch.node, batch.edge, batch.classes
+    return composed_log_prob(score, batch.log_gate, *tables, begin, end)
 
 
 def reference(batch: Batch) -> Tensor:
-    tables = batch.node, batch.edge, batch.classes, batch.wide_begin, batch.root_begin
-    leaves = batch.leaf_score, batch.leaf_bias
-    return tree_log_softmax_reference(batch.score, batch.log_gate, *tables, *leaves)
+    tables = batch.node, batch.edge, batch.classes, batch.root_begin
+    of_classes = batch.class_score, batch.class_bias
+    return tree_log_softmax_reference(batch.score, batch.log_gate, *tables, *of_classes)
 
 
-def is_group(item: tuple[Any, ...], is_root: bool) -> bool:
-    return not (is_root and len(item) > 2) and not any(isinstance(x, tuple) for x in item)
+def walked(batch: Batch) -> Tensor:
+    """The log-probabilities by definition: each tree from its root, nested tuples at hand."""
+    trees = []
+    for t, nested in enumerate(batch.nested):
+        found: dict[int, Tensor] = {}
+        rows = iter(batch.score[t, : batch.root_begin])
+
+        def visit(
+            item: Any, above: Tensor, is_root: bool, t: int, rows: Any, found: dict[int, Tensor]
+        ) -> None:
+            if not isinstance(item, tuple):
+                found[item] = above
+                return
+            children: Any
+            if is_root and (len(item) > 2 or batch.class_score is not None):
+                z = batch.score[t, batch.root_begin : batch.root_begin + len(item)]
+                children = z.log_softmax(0)
+            elif batch.class_score is not None:
+                z = batch.class_score[:, list(item)] + batch.class_bias[t, list(item)]
+                children = z.log_softmax(1).unbind(1)
+            else:
+                z = next(rows)
+                children = F.logsigmoid(torch.stack([z, -z]))
+            for child, log_prob in zip(item, children, strict=True):
+                visit(child, above + log_prob, False, t, rows, found)
+
+        visit(nested, batch.log_gate[:, t], True, t, rows, found)
+        trees.append(torch.stack([found[y] for y in range(batch.classes)], 1))
+    return torch.logsumexp(torch.stack(trees), 0)
 
 
-def tables_of(nested: Any, groups: bool = False) -> tuple[list[Any], list[Any], list[int]]:
-    """Nodes and edges of a tree, and the rows of its three blocks and of its leaf groups, whose
-    nodes have block 3."""
+def tables_of(nested: Any, groups: bool = False) -> tuple[list[Any], list[Any], tuple[int, int]]:
+    """Nodes and edges of a tree, and its numbers of binary nodes and of children of a wide root."""
     nodes: list[Any] = []
     edges: list[Any] = []
-    used = [0, 0, 0, 0]
+    binary, leaves, root = itertools.count(), itertools.count(), 0
 
     def visit(item: Any, above: int) -> int:
+        nonlocal root
         index, first, width = len(nodes), len(edges), len(item)
-        block = 0 if width == 2 else 1 if index else 2
-        block = 3 if groups and is_group(item, index == 0) else block
-        nodes.append((block, used[block], first, width, above))
-        used[block] += 1 if block == 0 else width
+        if index == 0 and (groups or width > 2):
+            block, row, root = 2, 0, width
+        elif groups:
+            places = [next(leaves) for _ in item]
+            block, row = 1, places[0]
+        else:
+            assert width == 2
+            block, row = 0, next(binary)
+        nodes.append((block, row, first, width, above))
         edges.extend((index, None) for _ in item)
         for e, child in enumerate(item, first):
+            if not isinstance(child, tuple) and block != 1:
+                next(leaves)
             edges[e] = (index, visit(child, e) if isinstance(child, tuple) else ~child)
         return index
 
     if isinstance(nested, tuple):
         visit(nested, -1)
-    return nodes, edges, used
+    return nodes, edges, (next(binary), root)
 
 
-def draw_tree(case: Case, shape: str, random: np.random.Generator) -> Any:
-    if shape != "levels" or case.classes < 3:
-        return random_nested(case.classes, case.widest, shape.replace("levels", "flat"), random)
-    # Classes below the root, and groups of 2 to 40.
-    order, tree, begin = random.permutation(case.classes).tolist(), [], 0
-    while begin < case.classes:
-        width = int(min(random.choice([1, 2, 3, 15, 16, 17, 40]), case.classes - begin))
-        tree.append(tuple(order[begin : begin + width]) if width > 1 else order[begin])
-        begin += width
-    return tuple(tree) if len(tree) > 1 else tree[0]
+def draw_tree(case: Case, shape: str, random: np.random.Generator, groups: bool) -> Any:
+    order = random.permutation(case.classes).tolist()
+    if shape == "flat" or (groups and case.classes < 3):
+        return tuple(order) if len(order) > 1 else order[0]
+    if groups:  # classes below the root, and groups of 2 to 40
+        tree, begin = [], 0
+        while begin < case.classes:
+            width = int(min(random.choice([1, 2, 3, 15, 16, 17, 40]), case.classes - begin))
+            tree.append(tuple(order[begin : begin + width]) if width > 1 else order[begin])
+            begin += width
+        return tuple(tree) if len(tree) > 1 else tree[0]
+    if case.root < 3:
+        return random_nested(case.classes, 2, shape, random)
+    cuts = np.sort(random.choice(np.arange(1, case.classes), case.root - 1, replace=False))
+    parts = np.split(np.array(order), cuts)
+
+    def named(item: Any, names: list[int]) -> Any:
+        return tuple(named(x, names) for x in item) if isinstance(item, tuple) else names[item]
+
+    return tuple(named(random_nested(len(part), 2, shape, random), part.tolist()) for part in parts)
 
 
 def draw(
@@ -175,9 +221,9 @@ def draw(
 ) -> Batch:
     """``nested``: the trees, in place of random ones."""
     random = np.random.default_rng(seed)
-    nested = list(nested) or [draw_tree(case, shape, random) for shape in case.shapes]
+    nested = list(nested) or [draw_tree(case, shape, random, groups) for shape in case.shapes]
     tables = [tables_of(tree, groups) for tree in nested]
-    sizes = [max(used[block] for *_, used in tables) for block in range(3)]
+    binary, root = (max(used[i] for *_, used in tables) for i in range(2))
     trees = len(nested)
     node, edge = (
         np.zeros((trees, max(len(table[i]) for table in tables), columns), np.int32)
@@ -186,29 +232,26 @@ def draw(
     for t, (nodes, edges, _) in enumerate(tables):
         node[t, : len(nodes)] = np.reshape(nodes, (-1, 5))
         edge[t, : len(edges)] = np.reshape(edges, (-1, 2))
-    node[..., 1] += np.where(node[..., 0] == 3, sizes[1], 0)
-    node[..., 0][node[..., 0] == 3] = 1
 
     def values(*shape: int) -> Tensor:
         return torch.from_numpy(random.standard_normal(shape)).float().to(dtype)
 
     return Batch(
-        leaf_score=case.scale * values(case.rows, case.classes) if groups else None,
-        leaf_bias=values(trees, case.classes) if groups else None,
-        score=case.scale * values(trees, sum(sizes), case.rows),
+        class_score=case.scale * values(case.rows, case.classes) if groups else None,
+        class_bias=values(trees, case.classes) if groups else None,
+        score=case.scale * values(trees, binary + root, case.rows),
         log_gate=values(case.rows, trees).log_softmax(1),
         node=torch.from_numpy(node),
         edge=torch.from_numpy(edge),
         classes=case.classes,
-        wide_begin=sizes[0],
-        root_begin=sizes[0] + sizes[1],
+        root_begin=binary,
         grad=values(case.rows, case.classes),
         nested=nested,
     )
 
 
-def by_hand(nodes: list[Any], edges: list[Any], sizes: list[int], classes: int) -> Batch:
-    """A tree with scores of zero, without leaf groups; sizes: rows of the three blocks."""
+def by_hand(nodes: list[Any], edges: list[Any], sizes: tuple[int, int], classes: int) -> Batch:
+    """A tree with scores of zero, without groups; sizes: binary nodes, and children of the root."""
     return Batch(
         torch.zeros(1, sum(sizes), 3),
         torch.zeros(3, 1),
@@ -216,7 +259,6 @@ def by_hand(nodes: list[Any], edges: list[Any], sizes: list[int], classes: int) 
         torch.tensor([edges], dtype=torch.int32),
         classes,
         sizes[0],
-        sizes[0] + sizes[1],
         torch.zeros(3, classes),
         [],
     )
@@ -225,9 +267,11 @@ def by_hand(nodes: list[Any], edges: list[Any], sizes: list[int], classes: int) 
 def corrupted(seed: int, groups: bool) -> Batch:
     """A batch with random numbers in a table."""
     random = np.random.default_rng(seed)
-    shapes = tuple(random.choice(["random", "chain", "levels" if groups else "flat"], 2))
+    shapes = tuple(random.choice(["random", "chain", "flat"], 2))
     rows, classes = (int(random.integers(1, most)) for most in (20, 60))
-    batch = draw(Case("corrupt", shapes, classes, rows=rows), torch.float32, seed, groups)
+    root = int(random.choice([0, min(5, classes)]))
+    case = Case("corrupt", shapes, classes, root, rows=rows)
+    batch = draw(case, torch.float32, seed, groups)
     name = ("node", "edge")[random.integers(2)]
     return replace(batch, **{name: corrupt(getattr(batch, name), random)})
 

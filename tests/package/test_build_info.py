@@ -44,7 +44,7 @@ def test_build_info() -> None:
 
 
 def test_import_registers_the_operators() -> None:
-    for name in ("forward", "wide_log_prob", "feature_gather"):
+    for name in ("forward", "group_log_prob", "feature_gather"):
         assert isinstance(getattr(torch.ops.hstree, name), torch._ops.OpOverloadPacket)
 
 

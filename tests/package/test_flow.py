@@ -231,7 +231,7 @@ def test_import_scan_sees_what_it_must(tmp_path: Path) -> None:
     path = tmp_path / "hstree" / "trees" / "bad.py"
     path.parent.mkdir(parents=True)
     path.write_text(
-        "import hstree.ops.tree_op\n"
+        "import hstree.ops.path_log_prob\n"
         "from hstree import heads\n"
         "def f():\n"
         "    from ..lm import train\n"

@@ -1,14 +1,15 @@
-"""Reference of :mod:`hstree.ops.sample`: one draw after another."""
+"""Reference of :func:`hstree.ops.sample`: one draw after another."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reference.candidate_log_prob import all_scores, candidate_log_prob_reference
+from reference.tree_mixture import all_log_probs, all_scores
 
 _MASK = 2**32 - 1
 
@@ -35,8 +36,8 @@ def sample_reference(
     *vectors: Any, seed: Tensor, n: int = 1, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Classes [N, n] and log-probabilities [N, n]; arguments of :func:`hstree.ops.sample`."""
-    log_gate, _, node, edge, leaf_edge = vectors[8:13]
-    score, wide_begin, root_begin = all_scores(*vectors, temperature=temperature)
+    log_gate, _, node, edge, leaf_edge = vectors[6:11]
+    scores = all_scores(*vectors, temperature=temperature)
     key = int(seed) % 2**64
     classes = log_gate.new_zeros((len(log_gate), n), dtype=leaf_edge.dtype).long()
     for row in range(len(log_gate)):
@@ -45,16 +46,20 @@ def sample_reference(
             t, below, step = _choose(log_gate[row], uniform(key, draw, 0)), 0, 1
             while below >= 0:
                 block, first, first_edge, width, _ = node[t, below].tolist()
-                first += (0, wide_begin, root_begin)[block]
-                z = score[t, first : first + (1 if block == 0 else width), row]
-                log_prob = F.logsigmoid(z.new_tensor([z[0], -z[0]])) if block == 0 else z
+                if block == 1:
+                    members = ~edge[t, first_edge : first_edge + width, 1].long()
+                    log_prob = scores.class_score[row, members] + scores.class_bias[t, members]
+                elif block == 0:
+                    z = scores.score[t, first, row]
+                    log_prob = F.logsigmoid(torch.stack([z, -z]))
+                else:
+                    begin = scores.root_begin
+                    log_prob = scores.score[t, begin : begin + width, row]
                 child = _choose(log_prob, uniform(key, draw, step))
                 below = int(edge[t, first_edge + child, 1])
                 step += 1
             classes[row, column] = ~below
-    return classes, candidate_log_prob_reference(
-        *vectors, candidates=classes, temperature=temperature
-    )
+    return classes, all_log_probs(*vectors, temperature=temperature).gather(1, classes)
 
 
 def _choose(log_prob: Tensor, u: float) -> int:

@@ -14,22 +14,16 @@ from scipy.special import logsumexp
 from hstree.trees import Tree
 from reference.feature_gather import feature_gather_reference
 from reference.forest_log_prob import forest_log_prob_reference
+from reference.group_log_prob import group_log_prob_reference
 from reference.mixture_log_prob import mixture_log_prob_reference
 from reference.path_log_prob import path_log_prob_reference
 from reference.piecewise import piecewise_reference
 from reference.target_log_softmax import target_log_softmax_reference
-from reference.wide_log_prob import wide_log_prob_reference
-
-TREES = [
-    ((0, 1), (2, (3, 4))),
-    ((0, (1, 2, 3)), (4, 5)),
-    (((0, 1, 2), 3, (4, 5, (6, 7, 8))), (9, 10, 11)),
-]
 
 
-@pytest.mark.parametrize("nested", TREES, ids=str)
+@pytest.mark.parametrize("nested", [((0, 1), (2, (3, 4))), (0, (1, (2, 3)))], ids=str)
 @pytest.mark.parametrize("subset", [None, [1, 4]], ids=str)
-def test_binary_and_wide_parts_multiply_to_the_distribution(nested: Any, subset: Any) -> None:
+def test_paths_are_the_distribution_of_a_walk(nested: Any, subset: Any) -> None:
     tree = Tree.from_nested(nested)
     tables = tree.tables()
     random = np.random.default_rng(0)
@@ -37,46 +31,44 @@ def test_binary_and_wide_parts_multiply_to_the_distribution(nested: Any, subset:
     x = h if subset is None else h[subset]
     weight = random.standard_normal((tables.n_binary, len(x)))
     bias = random.standard_normal(tables.n_binary)
-    wide_weight = random.standard_normal((tables.n_wide_rows, len(x)))
-    wide_bias = random.standard_normal(tables.n_wide_rows)
-    prob = np.zeros(tree.n_classes)
-    nodes, rows = iter(range(100)), iter(range(100))
+    prob, nodes = np.zeros(tree.n_classes), iter(range(100))
 
     def visit(item: Any, p: float) -> None:
         if not isinstance(item, tuple):
             prob[item] = p
             return
-        if len(item) == 2:
-            node = next(nodes)
-            left = 1 / (1 + np.exp(-(weight[node] @ x + bias[node])))
-            share = [left, 1 - left]
-        else:
-            mine = [next(rows) for _ in item]
-            z = np.exp(wide_weight[mine] @ x + wide_bias[mine])
-            share = (z / z.sum()).tolist()
-        for child, s in zip(item, share, strict=True):
-            visit(child, p * s)
+        node = next(nodes)
+        left = 1 / (1 + np.exp(-(weight[node] @ x + bias[node])))
+        visit(item[0], p * left)
+        visit(item[1], p * (1 - left))
 
     visit(nested, 1.0)
     np.testing.assert_allclose(prob.sum(), 1)
     target = torch.arange(-1, tree.n_classes)
-    input = torch.from_numpy(np.tile(h, (len(target), 1)))
     index = None if subset is None else torch.tensor([subset], dtype=torch.int32)
-    position = torch.tensor(tables.leaf_position)[None]
     log_prob, score = path_log_prob_reference(
-        input, torch.from_numpy(weight)[None], torch.from_numpy(bias)[None], target,
-        torch.tensor(tables.path_offset)[None], torch.tensor(tables.path), position, index,
+        torch.from_numpy(np.tile(h, (len(target), 1))), torch.from_numpy(weight)[None],
+        torch.from_numpy(bias)[None], target, torch.tensor(tables.path_offset)[None],
+        torch.tensor(tables.path), torch.tensor(tables.leaf_position)[None], index,
         tables.max_depth,
     )  # fmt: skip
-    wide_log_prob, wide_score = wide_log_prob_reference(
-        input, torch.from_numpy(wide_weight)[None], torch.from_numpy(wide_bias)[None], target,
-        torch.tensor(tables.wide_offset)[None], torch.tensor(tables.wide_path), position,
-        index, tables.max_width,
-    )  # fmt: skip
-    assert log_prob[0] == wide_log_prob[0] == 0
-    np.testing.assert_allclose((log_prob + wide_log_prob)[1:, 0].exp(), prob, rtol=1e-12)
+    assert log_prob[0] == 0
+    np.testing.assert_allclose(log_prob[1:, 0].exp(), prob, rtol=1e-12)
     assert score.shape == (len(target), 1, tables.max_depth)
-    assert wide_score.shape == (len(target), 1, tables.max_width)
+
+
+def test_group_log_prob() -> None:
+    random = np.random.default_rng(0)
+    hidden, weight, bias = (random.standard_normal(size) for size in ((4, 3), (6, 3), (2, 6)))
+    cluster, target = np.array([[0, 1, 0, 1, 1, 0], [2, 0, 0, 1, 1, 1]]), np.array([5, -1, 0, 2])
+    expected = np.zeros((4, 2))
+    for n in (0, 2, 3):
+        for t in range(2):
+            p = np.exp(weight @ hidden[n] + bias[t])
+            own = cluster[t] == cluster[t, target[n]]
+            expected[n, t] = np.log(p[target[n]] / p[own].sum())
+    tensors = [torch.tensor(x) for x in (hidden, weight, bias, target, cluster)]
+    np.testing.assert_allclose(group_log_prob_reference(*tensors), expected, rtol=1e-12, atol=1e-15)
 
 
 def test_feature_gather() -> None:

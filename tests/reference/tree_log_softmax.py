@@ -1,4 +1,4 @@
-"""Reference of :mod:`hstree.ops.tree_log_softmax`: one node at a time."""
+"""Reference of :func:`hstree.ops.tree_log_softmax`: one node at a time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ def tree_log_softmax_reference(
     node: Tensor,
     edge: Tensor,
     n_classes: int,
-    wide_begin: int,
     root_begin: int,
-    leaf_score: Tensor | None = None,
-    leaf_bias: Tensor | None = None,
+    class_score: Tensor | None = None,
+    class_bias: Tensor | None = None,
 ) -> Tensor:
     """log P [N, V], differentiable any number of times; arguments of
     :func:`hstree.ops.tree_log_softmax`."""
@@ -27,12 +26,13 @@ def tree_log_softmax_reference(
         for block, row, first_edge, width, above in node[t].tolist():
             if not width:
                 continue  # padding of the table
-            is_group = block == 1 and row >= root_begin - wide_begin
-            if is_group and leaf_score is not None and leaf_bias is not None:
+            if block == 1:
+                assert class_score is not None
+                assert class_bias is not None
                 classes = ~edge[t, first_edge : first_edge + width, 1].long()
-                z = (leaf_score[:, classes] + leaf_bias[t, classes]).t()
+                z = (class_score[:, classes] + class_bias[t, classes]).t()
             else:
-                first = row + (0, wide_begin, root_begin)[block]
+                first = row + (root_begin if block == 2 else 0)
                 z = score[t, first : first + (1 if block == 0 else width)]
             children = F.logsigmoid(torch.cat([z, -z])) if block == 0 else z.log_softmax(0)
             for e, log_prob in enumerate(children, first_edge):

@@ -1,10 +1,10 @@
-"""Reference of :mod:`hstree.ops.tree_topk`: the log-probabilities of all classes, sorted."""
+"""Reference of :func:`hstree.ops.tree_topk`: the log-probabilities of all classes, sorted."""
 
 from typing import Any
 
 from torch import Tensor
 
-from reference.candidate_log_prob import all_log_probs
+from reference.tree_mixture import all_log_probs
 
 
 def tree_topk_reference(*vectors: Any, k: int) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,7 @@ SMALL = [
     *("--epochs", "2", "--batch-size", "8", "--bptt", "10", "--warmup", "5", "--device", "cpu"),
     *("--learning-rate", "0.01"),
 ]
-TREES = ["--head", "trees", "--n-trees", "2", "--root", "4"]
+TREES = ["--head", "trees", "--n-trees", "2", "--clusters", "4"]
 
 
 pytestmark = pytest.mark.usefixtures("elsewhere")

@@ -102,7 +102,7 @@ def test_a_small_model_trains_by_a_preset(
     name: str, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["train", "--preset", name, "--data", str(data), "--run", "first", *TINY]
-    shape = ["--root", "4"] if name == "wt2-trees" else []
+    shape = ["--clusters", "4"] if name == "wt2-trees" else []
     assert main([*command, "--averaging-epoch", "1", "--epochs", "2", *shape]) == 0
     assert "averaging of the weights begins after epoch 1" in capsys.readouterr().out
     records = [json.loads(line) for line in Path("first/metrics.jsonl").read_text().splitlines()]
@@ -129,7 +129,7 @@ def test_a_small_model_trains_by_a_preset(
         ("--gate context --preset ptb-mos --data {data}", "--gate: expected the head 'trees' or"),
         ("--averaging nt", "--averaging: averaged SGD needs --optimizer sgd, got adamw"),
         (
-            "--optimizer sgd --averaging nt --sparse --n-trees 1 --root 4",
+            "--optimizer sgd --averaging nt --sparse --n-trees 1 --clusters 4",
             "averaged SGD does not su",
         ),
         ("--head plif --head-option intervals=100000000", "intervals: expected a whole number fro"),

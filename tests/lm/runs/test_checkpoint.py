@@ -91,13 +91,13 @@ def test_foreign_models(tmp_path: Path) -> None:
     [
         ("{}", "inconsistent model file: 'version'"),
         ("no json", "inconsistent model file"),
-        ('{"version": 99}', "expected format version 6, got 99"),
+        ('{"version": 99}', "expected format version 7, got 99"),
         (
-            '{"version": 6, "aliases": {}, "backbone": {"kind": "gru"}}',
+            '{"version": 7, "aliases": {}, "backbone": {"kind": "gru"}}',
             "expected the kind 'awd-lstm'",
         ),
         (
-            '{"version": 6, "aliases": {"head.weight": "absent"}}',
+            '{"version": 7, "aliases": {"head.weight": "absent"}}',
             "inconsistent model file: 'absent'",
         ),
     ],

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from hstree.heads import head_class, head_names, head_options
-from hstree.heads.class_sampler import ClassSampler
+from hstree.heads import SampledSoftmax, head_class, head_names, head_options
 from hstree.lm import config as module
 from hstree.lm.config import ConfigError, TrainConfig, parse_options, read_settings
 from hstree.trees import recipe_names
@@ -40,7 +39,7 @@ def test_every_setting_is_described() -> None:
 def test_settings_fit_the_heads() -> None:
     """The heads that read a setting take it as an option."""
     assert set(module.KINDS["recipe"].choices) == set(recipe_names())
-    samplers = {head for head in head_names() if issubclass(head_class(head), ClassSampler)}
+    samplers = {head for head in head_names() if issubclass(head_class(head), SampledSoftmax)}
     for name, heads in module.READ_BY.items():
         takes = {head for head in head_names() if name in head_options(head)}
         known = {"all_classes": samplers, "recipe": takes - {"forest"}}  # which has others
@@ -62,7 +61,6 @@ def test_settings_fit_the_heads() -> None:
         ({"learning_rate": float("nan")}, "--learning-rate: expected a finite number"),
         ({"learning_rate": 10**400}, "--learning-rate: expected a finite number"),
         ({"schedule": "step"}, "--schedule: expected one of cosine, linear, constant, got 'step'"),
-        ({"levels": 4}, "--levels: expected one of 2, 3, got 4"),
         ({"tied": None}, "--tied: expected bool, got None"),
         ({"epochs": True}, "--epochs: expected int, got True"),
         ({"head_option": (1,)}, r"--head-option: expected a tuple of str, got \(1,\)"),
@@ -76,7 +74,6 @@ def test_settings_fit_the_heads() -> None:
         ({"finetune": "x"}, "--finetune: averaged SGD needs --optimizer sgd, got adamw"),
         ({"accumulate": 3}, "--accumulate: expected a divisor of --batch-size 20, got 3"),
         ({"variable_bptt": True, "bptt": 4}, "--variable-bptt: expected a --bptt of at least 5"),
-        ({"levels": 2, "leaf": 8}, "--leaf: expected 1 with --levels 2, got 8"),
         ({"sparse_embedding": True, "tied": True}, "--sparse-embedding: expected --sparse with"),
     ],
 )
@@ -90,8 +87,8 @@ def test_head_options() -> None:
     assert softmax.head_options() == {"note": "a=b", "cutoffs": [2, 5]}
     sampled = TrainConfig(head="sampled", sparse=True, all_classes=0.5)
     assert sampled.head_options() == {"sparse": True}
-    trees = TrainConfig(n_trees=3, levels=3, leaf=8, sparse=True).head_options()
-    expected = {"n_trees": 3, "root": None, "leaf": 8, "levels": 3, "subset_size": None}
+    trees = TrainConfig(n_trees=3, clusters=8, sparse=True).head_options()
+    expected = {"n_trees": 3, "clusters": 8, "subset_size": None}
     assert trees == expected | {"gate": "context", "recipe": "cluster", "sparse": True}
 
 

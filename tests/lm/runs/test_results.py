@@ -54,7 +54,7 @@ def test_settings_that_make_the_model(tmp_path: Path) -> None:
     """All but those of the machine, and of other heads."""
     run = read_run(write_run(tmp_path / "trees", head="trees"))
     assert set(run.settings) - set(run.compared_settings()) == {*UNGROUPED, "all_classes"}
-    shape = {"n_trees", "root", "leaf", "levels"}
+    shape = {"n_trees", "clusters", "binary"}
     of_trees = shape | {"gate", "recipe", "subset_size"}
     for head, more in (("sampled", set()), ("softmax", {"sparse", "all_classes"})):
         other = read_run(write_run(tmp_path / head, head=head))
@@ -133,7 +133,7 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
 
 
 def test_counterpart_has_another_head_and_the_same_settings(tmp_path: Path) -> None:
-    trees = read_run(write_run(tmp_path / "trees", head="trees", n_trees=8, root=64))
+    trees = read_run(write_run(tmp_path / "trees", head="trees", n_trees=8, clusters=64))
     assert counterpart(trees, "softmax") is None
     write_run(tmp_path / "other-setting", dropout=0.3)
     write_run(tmp_path / "other-seed", seed=2)

@@ -189,7 +189,7 @@ def test_every_parameter_of_every_head_is_optimised(head: str, tied: bool) -> No
         embedding_size=16,
         hidden_size=16,
         n_trees=2,
-        root=4,
+        clusters=4,
         recipe="huffman",
         tied=tied,
         head_option=("node_vectors=leaves",) if head == "trees" else (),

@@ -382,8 +382,8 @@ def test_damaged_and_foreign_files(
         shutil.copyfile(Path(str(undisturbed(other).run)) / "last.safetensors", state)
         with pytest.raises(CheckpointError, match=r"differs from config\.json"):
             resume(run)
-    state.write_bytes(content.replace(b'\\"version\\": 6', b'\\"version\\": 5'))
-    with pytest.raises(CheckpointError, match="expected format version 6, got 5"):
+    state.write_bytes(content.replace(b'\\"version\\": 7', b'\\"version\\": 6'))
+    with pytest.raises(CheckpointError, match="expected format version 7, got 6"):
         resume(run)
     state.write_bytes(content)
     for name, value in {"hidden_size": 20, "seed": 5, "optimizer": "sgd"}.items():

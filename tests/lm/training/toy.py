@@ -77,7 +77,7 @@ def small_config(data: Path, run: Path, **changes: Any) -> TrainConfig:
         "batch_size": 8,
         "bptt": 10,
         "learning_rate": 0.01,
-        "root": 4,
+        "clusters": 4,
         "n_trees": 2,
         "warmup": 5,
         "device": "cpu",
