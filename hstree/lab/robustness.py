@@ -64,7 +64,7 @@ def noise_ranks(
 ) -> list[dict[str, Any]]:
     """Ranks of a matrix [size, size] plus normal noise of variance c / size^2, for every c of
     ``variances``; the noise is the same for all, except for its scale. A row for each c:
-    ``press_rank``; what is ``expected`` of it, see :func:`expected_press_rank`;
+    ``press_rank``; what is ``expected`` of it, see ``expected_press_rank``;
     ``effective_rank_EPSILON``.
 
     The matrix has random singular vectors and the singular values exp(-i / 2), 0 <= i < rank;

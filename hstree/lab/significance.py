@@ -123,7 +123,7 @@ def significance_tests(values: Mapping[str, Sequence[float]]) -> tuple[list[Reco
     such as test perplexities.
 
     Returns:
-        A record for each model, see :func:`sample`; and for each pair of :func:`testable` models:
+        A record for each model, see ``sample``; and for each pair of ``testable`` models:
         the difference of their means, and t, degrees of freedom, p and p after Holm's correction
         over all pairs of both tests, nan if neither model varies.
 

@@ -82,7 +82,7 @@ class HeadChoice:
 
 
 def known_heads() -> list[str]:
-    """The names that :func:`choose_head` accepts: all heads, and several shapes of trees."""
+    """The names that ``choose_head`` accepts: all heads, and several shapes of trees."""
     return sorted({*head_names(), *_SHAPES})
 
 
@@ -216,7 +216,7 @@ def synthetic_bottleneck(
     learning_rates: Sequence[float] = (0.05, 0.2, 0.8),
     seeds: int = 2,
 ) -> SyntheticResult:
-    """Fit every head, see :func:`choose_head`, at every alpha and dimension D, with at most
+    """Fit every head, see ``choose_head``, at every alpha and dimension D, with at most
     ``steps`` steps: the first seed with all learning rates of the grid, the other seeds, with other
     targets and initial values, with the one of the smallest divergence. Raises ValueError if a list
     has repetitions, or a head does not accept its options."""

@@ -146,9 +146,9 @@ def word_similarity(
     are on the pairs that every model has; equal values share the mean of their ranks.
 
     Returns:
-        For each set and model the number of ``pairs``, those ``missing``, :func:`spearman`'s
+        For each set and model the number of ``pairs``, those ``missing``, ``spearman``'s
         ``rho`` and two-sided ``p_value``, and the ends ``low`` and ``high`` of
-        :func:`confidence_interval`: lists with a record for each model, one list for each set.
+        ``confidence_interval``: lists with a record for each model, one list for each set.
     """
     found = []
     for name, pairs in sets.items():

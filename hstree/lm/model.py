@@ -71,7 +71,7 @@ class AWDLSTM(nn.Module):
     probability 1 - p, else 0. The noise :math:`\varepsilon` is normal and independent for every
     element of [time, B, size]. In evaluation mode there are no masks, no scaling and no noise.
 
-    Under autocast on a CPU without LSTM layers of that precision (:func:`cpu_has_lstm`) the LSTM
+    Under autocast on a CPU without LSTM layers of that precision (``cpu_has_lstm``) the LSTM
     layers compute in the dtype of their weights.
 
     Args:

@@ -306,7 +306,7 @@ class EpochRecord:
         return perplexity(self.valid_loss)
 
     def to_json(self) -> str:
-        """A line with the figures and the perplexities; :func:`read_json` reads the figures."""
+        """A line with the figures and the perplexities; ``read_json`` reads the figures."""
         perplexities = {
             "train_perplexity": self.train_perplexity,
             "valid_perplexity": self.valid_perplexity,

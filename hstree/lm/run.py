@@ -111,7 +111,7 @@ def lock_folder(folder: Path) -> int | None:
 
 
 class RunDirectory:
-    """The folder of a run, new or to be resumed (:meth:`open`). A new one appears, complete, with
+    """The folder of a run, new or to be resumed (:meth:`RunDirectory.open`). A new one appears, complete, with
     its first content. While it is open, no other process can open it.
 
     Args:

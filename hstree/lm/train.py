@@ -1,4 +1,4 @@
-"""Training: :func:`train` and :func:`resume` enter the loop of :class:`Trainer`."""
+"""Training: ``train`` and ``resume`` enter the loop of :class:`hstree.lm.train.Trainer`."""
 
 from __future__ import annotations
 
