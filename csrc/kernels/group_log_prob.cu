@@ -1,6 +1,5 @@
-#include "group_log_prob.h"
-
 #include "async_copy.cuh"
+#include "group_log_prob.h"
 #include "round.cuh"
 #include "split.cuh"
 
@@ -83,7 +82,8 @@ __global__ void __launch_bounds__(small_threads)
     group_start_kernel(GroupTables tables, GroupRows rows, const int32_t* key, int32_t* start) {
   const int64_t i = int64_t(blockIdx.x) * small_threads + threadIdx.x;
   if (i >= tables.trees * (tables.clusters + int64_t{1})) return;
-  const int tree = static_cast<int>(i / (tables.clusters + 1)), c = static_cast<int>(i % (tables.clusters + 1));
+  const int tree = static_cast<int>(i / (tables.clusters + 1)),
+            c = static_cast<int>(i % (tables.clusters + 1));
   int64_t low = 0, high = tables.rows;
   while (low < high) {
     const int64_t middle = (low + high) / 2, row = row_at(tables, rows, tree, middle);
@@ -309,12 +309,12 @@ struct ScoreTile {
     S* const scores = reinterpret_cast<S*>(memory);
     const auto load = [&](int64_t first, int which) {
       T* const to = staged + which * stage;
-      stage_rows<T, row_tile, depth>(static_cast<const T*>(tensors.hidden), tables.features,
-                                     [&](int r) { return row[r]; }, first, tables.features, aligned, to,
-                                     stride);
-      stage_rows<T, class_tile, depth>(static_cast<const T*>(tensors.weight), tables.features,
-                                       [&](int r) { return int64_t(cls[r]); }, first, tables.features, aligned,
-                                       to + row_tile * stride, stride);
+      stage_rows<T, row_tile, depth>(
+          static_cast<const T*>(tensors.hidden), tables.features, [&](int r) { return row[r]; }, first,
+          tables.features, aligned, to, stride);
+      stage_rows<T, class_tile, depth>(
+          static_cast<const T*>(tensors.weight), tables.features, [&](int r) { return int64_t(cls[r]); },
+          first, tables.features, aligned, to + row_tile * stride, stride);
     };
     Sums sums;
     __syncthreads();
@@ -336,14 +336,14 @@ struct ScoreTile {
       if constexpr (is_half<T>) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
         sums.add(
-            [&](int m, int step, uint32_t(&operand)[4]) {
+            [&](int m, int step, uint32_t (&operand)[4]) {
               const T* const from = a + (warp_row() + 16 * m + g) * stride + 16 * step + 2 * t;
 #pragma unroll
               for (int i = 0; i < 4; ++i) {
                 memcpy(&operand[i], from + i % 2 * 8 * stride + i / 2 * 8, sizeof(uint32_t));
               }
             },
-            [&](int step, uint32_t(&operand)[4][2]) {
+            [&](int step, uint32_t (&operand)[4][2]) {
 #pragma unroll
               for (int n = 0; n < 4; ++n) {
                 const T* const from = b + (warp_column() + 8 * n + g) * stride + 16 * step + 2 * t;
@@ -352,7 +352,8 @@ struct ScoreTile {
               }
             });
       } else {
-        sums.add([&](int r, int k) { return a[r * stride + k]; }, [&](int c, int k) { return b[c * stride + k]; });
+        sums.add([&](int r, int k) { return a[r * stride + k]; },
+                 [&](int c, int k) { return b[c * stride + k]; });
       }
       __syncthreads();
       if (stages == 2) {
@@ -537,7 +538,8 @@ __global__ void __launch_bounds__(group_threads, blocks_at_once)
 template <typename T>
 struct ColumnTile {
   static constexpr int depth = TileSums<T, row_tile>::depth;
-  static constexpr int stride = column_tile + 16 / static_cast<int>(sizeof(T));  // the banks of a warp's words differ
+  static constexpr int stride =
+      column_tile + 16 / static_cast<int>(sizeof(T));  // the banks of a warp's words differ
 
   // Operands of the four fragments of a warp: columns 2 g and 2 g + 1 of 16 go to two of them.
   static __device__ __forceinline__ void operands(const T* tile, int step, uint32_t (&operand)[4][2]) {
@@ -587,8 +589,8 @@ __global__ void __launch_bounds__(group_threads, blocks_at_once)
         true, to, row_stride);
     stage_rows<T, depth, column_tile>(
         static_cast<const T*>(tensors.weight), tables.features,
-        [&](int c) { return k + c < width ? int64_t(tables.order[order + k + c]) : int64_t{-1}; }, first_column,
-        tables.features, aligned, to + row_tile * row_stride, column_stride);
+        [&](int c) { return k + c < width ? int64_t(tables.order[order + k + c]) : int64_t{-1}; },
+        first_column, tables.features, aligned, to + row_tile * row_stride, column_stride);
   };
   Sums sums;
   load(0, 0);
@@ -608,14 +610,14 @@ __global__ void __launch_bounds__(group_threads, blocks_at_once)
     if constexpr (is_half<T>) {
       const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
       sums.add(
-          [&](int m, int step, uint32_t(&operand)[4]) {
+          [&](int m, int step, uint32_t (&operand)[4]) {
             const T* const from = a + (warp_row() + 16 * m + g) * row_stride + 16 * step + 2 * t;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               memcpy(&operand[i], from + i % 2 * 8 * row_stride + i / 2 * 8, sizeof(uint32_t));
             }
           },
-          [&](int step, uint32_t(&operand)[4][2]) { ColumnTile<T>::operands(b, step, operand); });
+          [&](int step, uint32_t (&operand)[4][2]) { ColumnTile<T>::operands(b, step, operand); });
     } else {
       sums.add([&](int r, int i) { return a[r * row_stride + i]; },
                [&](int c, int i) { return b[i * column_stride + c]; });
@@ -668,9 +670,11 @@ __global__ void __launch_bounds__(group_threads, blocks_at_once)
   T* const factor = reinterpret_cast<T*>(HSTREE_SHARED_MEMORY);  // [depth, factor_stride]
   T* const feature = factor + depth * factor_stride;             // [depth, column_stride]
   const int tid = threadIdx.x;
-  const int64_t base = int64_t(tree) * (tables.clusters + 1), first_column = int64_t(blockIdx.y) * column_tile;
+  const int64_t base = int64_t(tree) * (tables.clusters + 1),
+                first_column = int64_t(blockIdx.y) * column_tile;
   if (tid == 0) {
-    const int tile = static_cast<int>(blockIdx.x), c = cluster_of(rows.class_tile + base, tables.clusters, tile);
+    const int tile = static_cast<int>(blockIdx.x),
+              c = cluster_of(rows.class_tile + base, tables.clusters, tile);
     used = c >= 0;
     if (used) {
       const int within = (tile - rows.class_tile[base + c]) * weight_tile;
@@ -692,7 +696,8 @@ __global__ void __launch_bounds__(group_threads, blocks_at_once)
     if (tid < 32) {  // a warp
       int64_t own = -1;
       S scale = 0;
-      if (tid < depth && first + tid < work.rows_left) own = row_at(tables, rows, tree, work.place + first + tid);
+      if (tid < depth && first + tid < work.rows_left)
+        own = row_at(tables, rows, tree, work.place + first + tid);
       if (own >= 0) scale = power<T>(grad_log_prob[own * tables.trees + tree]);
       const S most = warp_max(scale);
       if (tid < depth) {
@@ -702,9 +707,9 @@ __global__ void __launch_bounds__(group_threads, blocks_at_once)
       if (tid == 0) largest = most;
     }
     __syncthreads();
-    stage_rows<T, depth, column_tile>(static_cast<const T*>(tensors.hidden), tables.features,
-                                      [&](int r) { return row[r]; }, first_column, tables.features, aligned,
-                                      feature, column_stride);
+    stage_rows<T, depth, column_tile>(
+        static_cast<const T*>(tensors.hidden), tables.features, [&](int r) { return row[r]; }, first_column,
+        tables.features, aligned, feature, column_stride);
     async_copy_commit();
     for (int i = tid; i < depth * weight_tile; i += group_threads) {
       const int r = i / weight_tile, k = i % weight_tile;
@@ -726,7 +731,8 @@ __global__ void __launch_bounds__(group_threads, blocks_at_once)
       const int g = tid % 32 / 4, t = tid % 4;
       Sums part;
       part.add(
-          [&](int m, int step, uint32_t(&operand)[4]) {  // classes 2 g and 2 g + 1 of 16 are rows g and g + 8
+          [&](int m, int step,
+              uint32_t (&operand)[4]) {  // classes 2 g and 2 g + 1 of 16 are rows g and g + 8
             const T* const from = factor + (16 * step + 2 * t) * factor_stride + warp_row() + 16 * m + 2 * g;
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
@@ -737,7 +743,7 @@ __global__ void __launch_bounds__(group_threads, blocks_at_once)
               operand[2 * k + 1] = halves(above, below, true);
             }
           },
-          [&](int step, uint32_t(&operand)[4][2]) { ColumnTile<T>::operands(feature, step, operand); });
+          [&](int step, uint32_t (&operand)[4][2]) { ColumnTile<T>::operands(feature, step, operand); });
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
 #pragma unroll
@@ -817,7 +823,9 @@ unsigned row_tiles(const GroupTables& tables) {
 
 template <typename T>
 bool is_aligned(const GroupTables& tables, const GroupTensors& tensors) {
-  return aligned<T>(tensors.hidden, tables.features, 16) && aligned<T>(tensors.weight, tables.features, 16);
+  // Without features there is no address to copy from.
+  return tables.features > 0 && aligned<T>(tensors.hidden, tables.features, 16) &&
+         aligned<T>(tensors.weight, tables.features, 16);
 }
 
 unsigned column_tiles(const GroupTables& tables) {
@@ -832,7 +840,8 @@ void group_keys(ScalarType type, const GroupTables& tables, int32_t* tree_valid,
   if (tables.rows == 0 || tables.trees == 0) return;
   const auto blocks = [](int64_t threads) { return grid_size(divide_up(threads, small_threads)); };
   launch(group_valid_kernel, blocks(tables.trees), small_threads, 0, stream, tables, tree_valid);
-  launch(group_check_kernel, blocks(tables.trees * tables.classes), small_threads, 0, stream, tables, tree_valid);
+  launch(group_check_kernel, blocks(tables.trees * tables.classes), small_threads, 0, stream, tables,
+         tree_valid);
   dispatch(type, [&](auto tag) {
     using S = Sum<typename decltype(tag)::type>;
     launch(group_key_kernel<S>, blocks(tables.trees * tables.rows), small_threads, 0, stream, tables,
@@ -858,8 +867,8 @@ void group_log_prob(ScalarType type, const GroupTables& tables, const GroupRows&
     using T = typename decltype(tag)::type;
     using S = Sum<T>;
     const dim3 grid(row_tiles(tables), static_cast<unsigned>(tables.trees));
-    launch(group_log_prob_kernel<T>, grid, group_threads, ScoreTile<T>::bytes(), stream, tables, rows, tensors,
-           static_cast<S*>(log_prob), static_cast<S*>(log_sum), is_aligned<T>(tables, tensors));
+    launch(group_log_prob_kernel<T>, grid, group_threads, ScoreTile<T>::bytes(), stream, tables, rows,
+           tensors, static_cast<S*>(log_prob), static_cast<S*>(log_sum), is_aligned<T>(tables, tensors));
   });
 }
 
@@ -870,39 +879,39 @@ void group_slopes(ScalarType type, const GroupTables& tables, const GroupRows& r
   dispatch(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using S = Sum<T>;
-    launch(group_slope_kernel<T>, row_tiles(tables), group_threads, ScoreTile<T>::bytes(), stream, tables, rows,
-           tensors, static_cast<const S*>(grad_log_prob), static_cast<const S*>(log_sum), tree,
+    launch(group_slope_kernel<T>, row_tiles(tables), group_threads, ScoreTile<T>::bytes(), stream, tables,
+           rows, tensors, static_cast<const S*>(grad_log_prob), static_cast<const S*>(log_sum), tree,
            static_cast<T*>(slope), group_slope_stride(tables), is_aligned<T>(tables, tensors));
   });
 }
 
 void group_backward_hidden(ScalarType type, const GroupTables& tables, const GroupRows& rows,
-                           const GroupTensors& tensors, const void* grad_log_prob, const void* slope, int tree,
-                           void* sum, cudaStream_t stream) {
+                           const GroupTensors& tensors, const void* grad_log_prob, const void* slope,
+                           int tree, void* sum, cudaStream_t stream) {
   if (nothing_to_do(tables) || tables.features == 0) return;
   dispatch(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using S = Sum<T>;
     constexpr int depth = TileSums<T, row_tile>::depth;
     constexpr int row_stride = is_half<T> ? depth + 8 : depth + 1;
-    constexpr size_t bytes = sizeof(T) * (is_half<T> ? 2 : 1) *
-                             (row_tile * row_stride + depth * ColumnTile<T>::stride);
-    launch(group_backward_hidden_kernel<T>, dim3(row_tiles(tables), column_tiles(tables)), group_threads, bytes,
-           stream, tables, rows, tensors, static_cast<const S*>(grad_log_prob), static_cast<const T*>(slope),
-           group_slope_stride(tables), tree, static_cast<S*>(sum), is_aligned<T>(tables, tensors));
+    constexpr size_t bytes =
+        sizeof(T) * (is_half<T> ? 2 : 1) * (row_tile * row_stride + depth * ColumnTile<T>::stride);
+    launch(group_backward_hidden_kernel<T>, dim3(row_tiles(tables), column_tiles(tables)), group_threads,
+           bytes, stream, tables, rows, tensors, static_cast<const S*>(grad_log_prob),
+           static_cast<const T*>(slope), group_slope_stride(tables), tree, static_cast<S*>(sum),
+           is_aligned<T>(tables, tensors));
   });
 }
 
 void group_backward_weight(ScalarType type, const GroupTables& tables, const GroupRows& rows,
-                           const GroupTensors& tensors, const void* grad_log_prob, const void* slope, int tree,
-                           const int64_t* slot, void* sum, void* grad_bias, cudaStream_t stream) {
+                           const GroupTensors& tensors, const void* grad_log_prob, const void* slope,
+                           int tree, const int64_t* slot, void* sum, void* grad_bias, cudaStream_t stream) {
   if (nothing_to_do(tables)) return;
   dispatch(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using S = Sum<T>;
     constexpr int depth = TileSums<T, weight_tile>::depth;
-    constexpr size_t bytes =
-        sizeof(T) * depth * (weight_tile + 16 / sizeof(T) + ColumnTile<T>::stride);
+    constexpr size_t bytes = sizeof(T) * depth * (weight_tile + 16 / sizeof(T) + ColumnTile<T>::stride);
     const unsigned tiles = grid_size(tables.classes / weight_tile + tables.clusters);
     const unsigned columns = sum == nullptr ? 1 : column_tiles(tables);
     launch(group_backward_weight_kernel<T>, dim3(tiles, columns), group_threads, bytes, stream, tables, rows,
@@ -917,16 +926,16 @@ void group_round(ScalarType type, const void* sum, void* gradient, int64_t count
 }
 
 void group_count(const GroupTables& tables, const GroupRows& rows, int32_t* count, cudaStream_t stream) {
-  launch(group_count_kernel, grid_size(divide_up(tables.classes + 1, small_threads)), small_threads, 0, stream,
-         tables, rows, count);
+  launch(group_count_kernel, grid_size(divide_up(tables.classes + 1, small_threads)), small_threads, 0,
+         stream, tables, rows, count);
 }
 
 void group_index(const GroupTables& tables, const int64_t* slot, int64_t nnz, int64_t biases, int64_t* index,
                  int64_t* bias_index, cudaStream_t stream) {
   if (nnz == 0) return;
   const int64_t threads = (tables.trees + int64_t{1}) * tables.classes;
-  launch(group_index_kernel, grid_size(divide_up(threads, small_threads)), small_threads, 0, stream, tables, slot,
-         nnz, biases, index, bias_index);
+  launch(group_index_kernel, grid_size(divide_up(threads, small_threads)), small_threads, 0, stream, tables,
+         slot, nnz, biases, index, bias_index);
 }
 
 }  // namespace hstree

@@ -904,7 +904,7 @@ class TreeEnsemble(Head):
             # Half of the time of all classes, whose vectors are read once for all rows.
             most = self.n_vectors * (n_rows + READING) // (2 * OF_A_SEARCH * max(1, n_rows))
             values, classes = tree_topk(**self._walk(hidden), k=k, most_scored=most)
-        elif self.groups:
+        elif self.groups and self.below.n_vectors:
             size = max(default_chunk_rows(hidden, self.numbers_of_a_row(hidden.device)), CHUNK_ROWS)
             parts = [group_topk(**self._scored(x), k=k) for x in torch.split(hidden, size)]
             values, classes = map(torch.cat, zip(*parts, strict=True))

@@ -13,7 +13,7 @@ import hstree
 from hstree import TreeEnsemble
 from hstree.heads import build_head, head_options
 from hstree.heads.trees import TreeShape
-from hstree.trees import build_ensemble, random_tree, word_vectors
+from hstree.trees import Tree, build_ensemble, random_tree, word_vectors
 
 D = 6
 
@@ -67,11 +67,11 @@ def test_defaults_for_every_size(build: Callable[..., TreeEnsemble], n_classes: 
 
 
 def check_use(head: TreeEnsemble) -> None:
-    hidden, target = torch.randn(5, D), torch.randint(head.n_classes, (5,))
+    hidden, target = torch.randn(12, D), torch.randint(head.n_classes, (12,))
     loss = head(hidden, target).loss
     if head.n_classes > 1:  # one class has no parameter
         loss.backward()
-    torch.testing.assert_close(head.log_prob(hidden).exp().sum(1), torch.ones(5))
+    torch.testing.assert_close(head.log_prob(hidden).exp().sum(1), torch.ones(12))
     assert torch.equal(head.topk(hidden, 1)[1][:, 0], head.predict(hidden))
     assert ((head.sample(hidden) >= 0) & (head.sample(hidden) < head.n_classes)).all()
 
@@ -101,6 +101,25 @@ def test_shapes_that_are_asked_for(build: Callable[..., TreeEnsemble]) -> None:
             assert [tree.root_width for tree in head.trees] == [clusters] * 2
         assert {tree.height for tree in groups.trees} == {2}
     assert build(200, clusters=2, binary=True).trees[0].is_binary
+
+
+@pytest.mark.parametrize(
+    ("nested", "groups"),
+    [
+        ([((0, 1), (2, 3)), ((0, 2), (1, 3))], False),
+        ([((0, 1), (2, 3)), (0, (1, 2, 3))], True),
+        ([(0, (1, 2), 3), (0, (1, 3), 2)], True),
+        ([(0, (1, (2, 3)))], False),
+        ([(0, 1, 2, 3)], False),
+        ([0], False),
+    ],
+)
+def test_how_given_trees_are_read(nested: Any, groups: bool) -> None:
+    """As groups if they have two levels, unless all are binary or single softmaxes."""
+    trees = [Tree.from_nested(item) for item in nested]
+    head = TreeEnsemble(D, trees[0].n_classes, trees)
+    assert head.groups is groups
+    check_use(head)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +175,7 @@ def test_tied(build: Callable[..., TreeEnsemble], options: Any) -> None:
     head = build(1500, embedding=embedding, **options)
     assert head.groups
     assert head.output_embedding is embedding.weight
+    check_use(head)
     with pytest.raises(ValueError, match="groups: expected True or None with an embedding, which"):
         build(1500, embedding=embedding, binary=True)
 

@@ -449,7 +449,7 @@ class Rows:
             return search(**arguments)
 
         def of_groups(**arguments: Any) -> Any:
-            self.seen["groups"].append(len(arguments["leaf_score"]))
+            self.seen["groups"].append(len(arguments["class_score"]))
             return rank(**arguments)
 
         def of_all(head: Head, hidden: Tensor, k: int, *more: Any) -> Any:

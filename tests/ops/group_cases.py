@@ -211,7 +211,8 @@ class Truth:
     largest: float  # magnitude of the terms of a score
 
 
-def truth(batch: Batch) -> Truth:
+def truth(batch: Batch, least: float = 2.0**-100) -> Truth:
+    """least: slope below which the magnitude of a term does not fall, as small ones underflow."""
     batch = batch.map(lambda x: x.detach().to(CPU, torch.float64)).to(CPU)
     leaves = [x.requires_grad_() for x in (batch.hidden, batch.weight, batch.bias) if x is not None]
     log_prob = reference(batch)
@@ -229,8 +230,8 @@ def truth(batch: Batch) -> Truth:
             scores = scores + batch.bias.unsqueeze(1)
             of_scores = of_scores + batch.bias.abs().unsqueeze(1)
         p = scores.masked_fill(~member, -torch.inf).softmax(2).nan_to_num()
-        # 1 - p may cancel; float32 underflows.
-        slope = (p + torch.nn.functional.one_hot(target, p.shape[2])).clamp(min=2.0**-100)
+        # 1 - p may cancel.
+        slope = (p + torch.nn.functional.one_hot(target, p.shape[2])).clamp(min=least)
         terms = slope * member * batch.grad.abs().t().unsqueeze(2)
         of_hidden = torch.einsum("tnv,vd->nd", terms, batch.weight.abs())
         of_weight = torch.einsum("tnv,nd->vd", terms, batch.hidden.abs())
@@ -251,7 +252,9 @@ def truth(batch: Batch) -> Truth:
 def check(batch: Batch, device: torch.device, cuda: bool = False) -> None:
     """log_prob and every gradient. Of the vectors of ignored rows, which are NaN, nothing may go
     anywhere. cuda: whether the kernels are those for a GPU."""
-    true, cuda = truth(batch), cuda or device != CPU
+    cuda = cuda or device != CPU
+    low = cuda and batch.hidden.dtype == torch.float16  # slopes are rounded to it
+    true = truth(batch, 2.0**-14 if low else 2.0**-100)
     batch = replace(batch, hidden=batch.hidden.masked_fill(batch.target[:, None] < 0, torch.nan))
     given = batch.to(device)
     with filled_memory() if device == CPU else nullcontext():

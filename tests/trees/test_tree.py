@@ -241,6 +241,12 @@ def test_collapse_to_groups_of_bounded_size_by_hand():
     assert wide.collapse(2, max_group=2).to_nested() == expected
 
 
+def test_groups_have_up_to_four_times_the_square_root():
+    tree = Tree.from_nested(chain(24))
+    assert tree.collapse(6).n_children.tolist() == [6, 20]  # 4 sqrt(25)
+    assert tree.collapse(5).n_children.tolist() == [5, 11, 11]  # 21 classes are divided
+
+
 def test_collapse_passes_over_a_node_with_too_many_children():
     tree = Tree.from_nested(((0, 1, 2, 3), (4, 5), 6))
     for binary in (False, True):
