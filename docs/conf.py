@@ -38,7 +38,6 @@ nitpick_ignore_regex = [
     ),
     ("py:class", "Tensor|Module|Size|ParamsT|_Module|Activation"),
     ("py:class", r"(hstree\.heads\.state\.)?HasWeight"),
-    ("py:class", r"Unpack|(Head|Flat|Draw|Latent|Tree)Options"),
     ("py:(class|exc)", r"hstree\.lab\.\w+\.\w+|StudyError|StudyInterrupted"),
     (
         "py:class",
