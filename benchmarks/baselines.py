@@ -40,7 +40,7 @@ def gathered_dot(input: Tensor, weight: Tensor, row: Tensor, node: Tensor) -> Te
 class _BagDot(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, row: Tensor, node: Tensor) -> Tensor:
-        begin = torch.searchsorted(row, torch.arange(len(input)))
+        begin = torch.searchsorted(row, torch.arange(len(input), device=row.device))
         ctx.save_for_backward(input, weight, row, node, begin)
         dot = torch.ops.aten._embedding_bag_per_sample_weights_backward
         z: Tensor = dot(input, weight, node, begin, row, 0)
@@ -95,7 +95,7 @@ def torch_tree_log_softmax(
     length = path_offset[:, target + 1].flatten() - begin
     row = torch.repeat_interleave(length)  # t N + i for row i and tree t
     first = length.cumsum(0) - length
-    entry = path[(begin - first)[row] + torch.arange(len(row))]
+    entry = path[(begin - first)[row] + torch.arange(len(row), device=row.device)]
     node = (entry >> 1).long() + row // rows * (len(weight) // trees)
     if feature_index is None:
         x = input.expand(trees, -1, -1).reshape(trees * rows, -1)
@@ -126,16 +126,3 @@ def torch_mixture_loss(
     log_prior [N, K], weight [V, D], bias [V]."""
     log_prob = F.linear(latent, weight, bias).log_softmax(-1)
     return F.nll_loss((log_prob + log_prior[:, :, None]).logsumexp(1), target)
-
-
-def dense_products(latent: Tensor, weight: Tensor, logits: Tensor, out: list[Tensor]) -> None:
-    """Only the matrix products of a mixture of softmaxes, three for each of K components: the
-    logits, and the gradients of latent vectors and weight, with the logits in place of their
-    gradient.
-
-    latent [K, N, D], weight [V, D], logits [N, V], out [N, D] and [V, D].
-    """
-    for part in latent:
-        torch.mm(part, weight.t(), out=logits)
-        torch.mm(logits, weight, out=out[0])
-        torch.mm(logits.t(), part, out=out[1])

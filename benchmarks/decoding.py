@@ -27,9 +27,9 @@ SOFTMAX, DEFAULT_TREES = "softmax", "C = 256, T = 4 (default)"
 TREES: dict[str, dict[str, Any]] = {
     DEFAULT_TREES: {},
     "C = 256, T = 1": {"n_trees": 1},
-    "binary, T = 1": {"n_trees": 1, "root": 1, "leaf": 1},
-    "binary, T = 8, S = D / 2": {"n_trees": 8, "root": 1, "leaf": 1},
-    "C = 256, binary below, T = 4": {"leaf": 1},
+    "binary, T = 1": {"n_trees": 1, "clusters": 2, "binary": True},
+    "binary, T = 8, S = D / 2": {"n_trees": 8, "clusters": 2, "binary": True},
+    "C = 256, binary below, T = 4": {"binary": True},
 }
 """Options of :meth:`hstree.TreeEnsemble.from_counts`."""
 DECODED_ROWS = {"cpu": (1, 32), "cuda": (1, 8, 4096)}

@@ -21,6 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.gpu import CONTESTANTS
+from benchmarks.table import ratio, time
 from hstree.lm.report import new_figure, picture
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -166,10 +168,6 @@ ROWS = {
         "`hstree.TreeEnsemble`, 4 trees",
         "4 trees, C = 256, shared leaves, weight decay 0.1",
     ),
-    "trees, groups, sparse": (
-        "4 trees, `leaf=16, sparse=True`",
-        "4 trees, C = 256, shared leaves, binary above groups of 16",
-    ),
 }
 
 
@@ -179,17 +177,22 @@ def perplexity(row: str) -> float:
 
 
 @cache
-def steps() -> dict[int, dict[str, Any]]:
-    """The contests of training steps, by number of classes."""
-    record = json.loads((RESULTS / "cpu.json").read_text())["cpu"]
-    return {size: record[f"training steps, V = {size}"] for size in SIZES}
+def contests() -> dict[str, dict[str, Any]]:
+    """The contests on a CPU by name."""
+    found: dict[str, dict[str, Any]] = json.loads((RESULTS / "cpu.json").read_text())["cpu"]
+    return found
+
+
+def times_of(name: str, of: str, to: str, figure: str = "seconds") -> float:
+    """A figure of a contestant over that of another one."""
+    found = ratio(contests()[name]["contestants"], of, to, figure)
+    assert found is not None, (name, of)
+    return found
 
 
 def step_share(size: int, name: str) -> float:
-    """Median over the rounds of the time of a step over that of a linear layer."""
-    seconds = {key: of["seconds"] for key, of in steps()[size]["contestants"].items()}
-    ratios: list[float] = [a / b for a, b in zip(seconds[name], seconds[UNIT], strict=True)]
-    return median(ratios)
+    """The time of a training step over that of a linear layer."""
+    return times_of(f"training steps, V = {size}", name, UNIT)
 
 
 def summary(_: str) -> str:
@@ -199,8 +202,8 @@ def summary(_: str) -> str:
         value = 1 / step_share(size, name)
         return f"{value:.1f}x" if value < 10 else f"{value:.0f}x"
 
-    contests = steps()
-    largest = contests[SIZES[-1]]["contestants"]
+    steps = [contests()[f"training steps, V = {size}"] for size in SIZES]
+    largest = steps[-1]["contestants"]
     header = ["output layer: speed at", *(f"V = {size:,}" for size in SIZES)]
     header += [f"memory, V = {SIZES[-1]:,}", "test perplexity"]
     rows = []
@@ -209,8 +212,8 @@ def summary(_: str) -> str:
         speeds = (speed(size, name) for size in SIZES)
         rows.append([label, *speeds, memory, f"{perplexity(row):.1f}"])
     table = Table("", "", header, ["---", *["---:"] * 5], rows)
-    unit = [median(contest["contestants"][UNIT]["seconds"]) for contest in contests.values()]
-    measured = dict.fromkeys(contest["measured"] for contest in contests.values())
+    unit = [median(contest["contestants"][UNIT]["seconds"]) for contest in steps]
+    measured = dict.fromkeys(contest["measured"] for contest in steps)
     draws = "sampled softmax, 512 negatives and the batch's targets, weight decay 0.1"
     note = (
         "Speed: training steps of the layer per second (forward, backward, fused AdamW; 512 rows "
@@ -244,10 +247,14 @@ def which_head() -> bytes:
 def heads(old: str) -> str:
     """The table of heads with its figures: rows of heads that were timed get those of their record,
     by the last name in the first cell; the others stay."""
-    timed = named("cpu.md", "A loss of every head").part(
-        "head | time | peak extra memory | parameters"
-    )
-    by_name = {row[0].strip("`"): row[1:] for row in timed.rows}
+    by_name = {
+        of: [
+            *(f"{times_of(name, of, FLAT, what):.2f}" for what in ("seconds", "peak_bytes")),
+            f"{figures['parameters'] / 1e6:,.2f} M",
+        ]
+        for name in ("heads", "default trees", "mixtures")
+        for of, figures in contests()[name]["contestants"].items()
+    }
     lines = []
     for line in old.strip().splitlines():
         first, *_ = cells = line.strip("| ").split(" | ")
@@ -262,7 +269,8 @@ def quality(_: str) -> str:
     return table.replace("shared leaves", "two levels")
 
 
-DECODING = {
+DECODING = ("decoding, N = 1", "decoding, N = 32")
+DECODING_ROWS = {
     "softmax": "softmax",
     "C = 256, T = 4 (default)": "4 trees of two levels (default)",
     "C = 256, T = 1": "one tree of two levels",
@@ -274,28 +282,24 @@ DECODING = {
 
 def decoding_costs(_: str) -> str:
     """Times of queries for one row and for 32, by head."""
-    table = named("cpu.md", "Decoding")
-    costs = {
-        tuple(row[0].split(": ")): [cell.partition(" (")[0] for cell in row[1:]]
-        for row in table.rows
-        if "ScreenedSoftmax" not in row[0]
-    }
-    queries = list(dict.fromkeys(query for _, query in costs))
-    first = re.findall(r"\((.*?)\)", " ".join(table.rows[0]))
+    kinds = [kind.split(": ") for kind in contests()[DECODING[0]]["contestants"]]
+    queries = list(dict.fromkeys(query for _, query in kinds))
+    unit = f"softmax: {queries[0]}"
     shown = []
-    for place, unit in enumerate(first):
+    for name in DECODING:
         rows = [
-            [label, *(costs[head, query][place] for query in queries)]
-            for head, label in DECODING.items()
+            [label, *(f"{times_of(name, f'{head}: {query}', unit):.2f}" for query in queries)]
+            for head, label in DECODING_ROWS.items()
         ]
         part = Table("", "", ["", *queries], ["---"] + ["---:"] * len(queries), rows)
-        shown.append(f"**{table.header[1 + place]}; 1.00 is {unit}**\n\n{part}")
+        one = time(contests()[name], unit).partition("(")[2].rstrip(")")
+        shown.append(f"**{name.partition(', ')[2]}; 1.00 is {one}**\n\n{part}")
     return "\n\n".join(shown)
 
 
 def all_classes(_: str) -> str:
-    row = named("cpu.md", "Decoding").row("C = 256, T = 4 (default): all classes")
-    return bounds([number(row["N = 1"]), number(row["N = 32"])], ".2f")
+    trees, softmax = "C = 256, T = 4 (default): all classes", "softmax: all classes"
+    return bounds([times_of(name, trees, softmax) for name in DECODING], ".2f")
 
 
 def one_dnn(_: str) -> str:
@@ -318,22 +322,10 @@ def model_classes(_: str) -> str:
 
 
 GPU_SETTINGS = ("4096x128k", "2304x256k", "768x50k")
-GPU_ROWS = {
-    "eager": "`F.linear` + `F.cross_entropy`",
-    "compiled": "`torch.compile` of it",
-    "liger": "Liger",
-    "cut": "cut-cross-entropy",
-    "softmax": "`hstree.Softmax`",
-    "forest": "`hstree.ForestSoftmax`, 4 trees",
-    "plif": "`hstree.PLIF`, 10,000 intervals",
-    "sampled": "`hstree.SampledSoftmax`, 512 negatives and the batch's targets",
-    "forest-sampled": "`hstree.ForestSoftmax`, 4 trees, the same negatives",
-    "adaptive": "`nn.AdaptiveLogSoftmaxWithLoss`",
-    "leaves": "`TreeEnsemble`, 4 trees of two levels, `sparse=True`",
-    "leaves-dense": "the same, dense gradients",
-    "wide-binary": "`TreeEnsemble`, 4 trees, binary below the root",
-    "huffman-4": "operator `path_log_prob`, 8 binary Huffman trees over D / 4 features",
-}
+GPU_ROWS = (
+    *("eager", "compiled", "liger", "cut", "softmax", "forest", "plif", "sampled"),
+    *("forest-sampled", "adaptive", "leaves", "leaves-dense", "wide-binary", "huffman-4"),
+)
 
 
 @cache
@@ -365,8 +357,8 @@ def gpu_steps(_: str) -> str:
         ", ".join(f"{k} = {int(n):,}" for k, n in zip("NDV", size, strict=True)) for size in sizes
     ]
     rows = [
-        [label, *(cell(setting, name) for setting in GPU_SETTINGS)]
-        for name, label in GPU_ROWS.items()
+        [CONTESTANTS[name].title, *(cell(setting, name) for setting in GPU_SETTINGS)]
+        for name in GPU_ROWS
     ]
     return str(Table("", "", ["output layer", *header], ["---"] + ["---:"] * 3, rows))
 
@@ -380,9 +372,8 @@ def tree_rates(_: str) -> str:
 
 def visits(library: str, features: int) -> Figure:
     """Time of a node visit over the library's."""
-    row = f"{library}, D = {features}: {library}"
-    measured = cell("cpu.md", "Other contests", row, "a node visit")
-    return lambda old: f"{1 / number(measured(old)):.2f}"
+    name = f"{library}, D = {features}"
+    return lambda _: f"{times_of(name, 'hstree', library, 'visit'):.2f}"
 
 
 def study_times(name: str) -> Figure:
@@ -554,7 +545,6 @@ DOCS: dict[str, Figure] = {
     "shapes": whole("trees-study.md", "of trees with shared leaves"),
     "tied shapes": whole("trees-study.md", "of tied trees"),
     "tree rates": tree_rates,
-    "bound, text": cell("bounded_groups.md", "Trees of a text", "bound", "step"),
     "half of the features": lambda _: named("subset-sizes.md").rows[1][-1].partition(" /")[0],
     "a quarter": lambda _: named("subset-sizes.md").rows[0][-1].partition(" /")[0],
 }

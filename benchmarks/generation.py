@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.pages import page_parser, publish, seconds
+from benchmarks.pages import WIKITEXT, in_turns, publish, ratios
 from benchmarks.smollm2 import TITLE, read_model
 from hstree.lab.report import Report
 from hstree.lm.report import Table, decimals, table
@@ -75,43 +75,29 @@ def variants(model: Any, tokens: Tensor) -> dict[str, Any]:
     return {"plain": model, "`accelerate_lm_head(model, tokens)`": screened}
 
 
-def generated(model: Any, prompt: Tensor, seed: int, mode: str) -> Tensor:
+def generated(model: Any, seed: int, prompt: Tensor, mode: str) -> Tensor:
     torch.manual_seed(seed)
     options = {"min_new_tokens": NEW, "max_new_tokens": NEW, "top_k": 0} | MODES[mode]
     text: Tensor = model.generate(prompt, **options)
     return text
 
 
-def speeds(
-    models: dict[str, Any], prompt: Tensor, modes: tuple[str, ...]
-) -> tuple[dict[tuple[str, str], float], float]:
-    """Speeds by mode and model, as multiples of the first model's, and the head's share of it."""
-    plain = next(iter(models))
-    found, spent = {}, dict[tuple[str, str], list[float]]()
-    for seed in range(ROUNDS + 1):
-        for mode in modes:
-            for name, model in models.items():
-                time = seconds(partial(generated, model, prompt, seed, mode))
-                spent.setdefault((mode, name), []).append(time)
-    for (mode, name), times in spent.items():
-        pairs = zip(spent[mode, plain][1:], times[1:], strict=True)
-        found[mode, name] = statistics.median(before / after for before, after in pairs)
-    head, hidden = models[plain].get_output_embeddings(), torch.randn(1, 1, 1)
-    hidden = hidden.expand(1, 1, head.in_features).contiguous()
-    product = statistics.median(seconds(partial(head, hidden)) for _ in range(9))
-    return found, product * NEW / statistics.median(spent["greedy", plain][1:])
-
-
 @torch.no_grad()
 def measured(title: str, data: Path) -> Table:
     model, tokens, prompt = MODELS[title](data)
     models = variants(model, tokens)
-    texts = {name: generated(each, prompt, 0, "greedy") for name, each in models.items()}
-    modes = tuple(MODES) if title == TITLE else ("greedy",)
-    found, share = speeds(models, prompt, modes)
+    texts = {name: generated(each, 0, prompt, "greedy") for name, each in models.items()}
     columns: list[Any] = [("", str)]
-    for mode in modes:
-        columns.append((mode, partial(lambda mode, name: found[mode, name], mode), decimals(2)))
+    for mode in MODES if title == TITLE else ("greedy",):
+        speak = partial(generated, prompt=prompt, mode=mode)
+        times = in_turns({name: partial(speak, each) for name, each in models.items()}, ROUNDS)
+        speed = {name: 1 / share for name, share in ratios(times).items()}
+        columns.append((mode, speed.get, decimals(2)))
+        if mode == "greedy":
+            token = median(times["plain"]) / NEW
+    head = models["plain"].get_output_embeddings()
+    hidden = torch.randn(1, 1, head.in_features)
+    share = median(in_turns({"head": lambda _: head(hidden)}, 9)["head"]) / token
     columns.append(("same text", lambda name: "yes" if texts[name].equal(texts["plain"]) else "no"))
     return table(f"{title}; head {share:.0%}", models, columns)
 
@@ -121,13 +107,5 @@ def measure(arguments: argparse.Namespace) -> Report:
     return Report("Generation with a screened lm_head", tables, NOTES)
 
 
-def main() -> None:
-    parser = page_parser(__doc__)
-    parser.add_argument(
-        "--data", type=Path, required=True, metavar="FOLDER", help="WikiText-2: valid.txt, test.txt"
-    )
-    publish("generation", parser, measure)
-
-
 if __name__ == "__main__":
-    main()
+    publish("generation", __doc__, measure, data=WIKITEXT)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.baselines import dense_products, flat_loss, torch_mixture_loss, torch_plif
+from benchmarks.baselines import flat_loss, torch_mixture_loss, torch_plif
 from benchmarks.contest import Build, Contestant, Size, batch, step
 from hstree.heads import Head, MixtureOfSoftmaxes, TreeEnsemble, build_head
 from hstree.ops import default_chunk_rows, plif
@@ -28,30 +28,12 @@ SMALL_CHUNKS = "F.linear_cross_entropy, chunks of 16 MiB"
 LARGE_CHUNKS = "F.linear_cross_entropy, chunks of 512 rows"
 LOGIT_DEVIATION = 3.0
 
-FORMULAS = {
-    FLAT: "softmax(l), l = W h + b",
-    OWN_CHUNKS: "the same",
-    SMALL_CHUNKS: "the same",
-    LARGE_CHUNKS: "the same",
-    "softmax": "the same",
-    "sigsoftmax": "softmax(l + log sigmoid(l))",
-    "gss": "softmax(l + (k - 1) log sigmoid(l - c))",
-    "plif": "softmax(f(l)), f piecewise linear, 100,000 slopes",
-    "monotonic": "softmax(f(l)), f(x) = sum_i v_i sigmoid(u_i x + b_i), 1000 units",
-    "moc": "softmax(W sum_k pi_k z_k + b), z_k = tanh(U_k h), K = 15",
-    "mos": "sum_k pi_k softmax(W z_k + b), K = 15",
-    "mos-plif": "sum_k pi_k softmax(f(W z_k + b)), K = 15",
-    "mixtape": "softmax(sum_k pi_yk w_y . z_k + b_y), K = 4",
-    "forest": "sum_t pi_t softmax(l + r_t[c_t]), r_t = A_t h + a_t, 4 trees of 256 clusters",
-    "adaptive": "P(y) among 2000 classes and a cluster, or P(cluster) P(y in it)",
-    "sampled": "softmax(l); in training, of the classes of the batch and of 128 draws",
-    "trees": "sum_t pi_t prod over the path to y of P(child), 4 binary trees, C = 256",
-    "trees, two levels": "the same, 4 trees of two levels that share the classes, the default",
-}
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""A loss of input [N, D], weight [V, D], bias [V] and targets [N]."""
 
 
-def _flat(loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Build:
-    """A contestant for a loss function of (input, weight, bias, target)."""
+def _flat(loss: Loss) -> Build:
+    """A linear layer with a loss."""
 
     def build(size: Size, device: str) -> Contestant:
         linear = nn.Linear(size.features, size.classes, device=device)
@@ -68,7 +50,7 @@ def _flat(loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Build:
 
 def chunked_loss(
     chunk_rows: Callable[[Tensor, int], int] | None = None,
-) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+) -> Loss:
     """torch's own chunked loss; ``chunk_rows``: function of (input, V), None for torch's choice."""
 
     def loss(input: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> Tensor:
@@ -105,7 +87,7 @@ def _trees(size: Size, device: str) -> Contestant:
     random = np.random.default_rng(0)
     frequencies = 1.0 / np.arange(1, size.classes + 1)
     text = random.choice(size.classes, 10 * size.classes, p=frequencies / frequencies.sum())
-    head = TreeEnsemble.from_tokens(size.features, size.classes, text, leaf=1, gate="context")
+    head = TreeEnsemble.from_tokens(size.features, size.classes, text, binary=True)
     return _step(head, size, device)
 
 
@@ -119,14 +101,6 @@ def _all_log_probs(size: Size, device: str) -> Contestant:
         return torch_mixture_loss(latent, log_prior, head.weight, head.bias, target)
 
     return Contestant(step(loss, [hidden, *head.parameters()]), _count(head))
-
-
-def _products(size: Size, device: str) -> Contestant:
-    latent = torch.randn(COMPONENTS, size.rows, size.latent, device=device)
-    weight = torch.randn(size.classes, size.latent, device=device)
-    logits = torch.empty(size.rows, size.classes, device=device)
-    out = [torch.empty_like(latent[0]), torch.empty_like(weight)]
-    return Contestant(lambda: dense_products(latent, weight, logits, out))
 
 
 def _elementwise(function: Callable[[Tensor, Tensor], Tensor]) -> Build:
@@ -210,7 +184,6 @@ HEAD_CONTESTS: dict[str, dict[str, Build]] = {
         "mos-plif": _head("mos-plif", _mixture),
     },
     "mos": {
-        "3 K products": _products,
         "mos": _head("mos", _mixture),
         "all log-probabilities": _all_log_probs,
     },

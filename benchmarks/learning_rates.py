@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.pages import page_parser, publish
+from benchmarks.pages import publish
 from hstree.heads import ForestSoftmax, Head, SampledSoftmax, Softmax, TreeEnsemble
 from hstree.lab.report import Report
 from hstree.lm.report import table
@@ -175,11 +175,6 @@ def page(rows: list[dict[str, Any]]) -> Report:
     return Report("The learning rate of a head", [table("Best factor", rows, columns)], notes, rows)
 
 
-def main() -> None:
-    parser = page_parser(__doc__)
-    parser.add_argument("--data", type=Path, metavar="TEXT", help="read by SmolLM2-135M")
-    publish("learning_rates", parser, measure)
-
-
 if __name__ == "__main__":
-    main()
+    text = {"type": Path, "metavar": "TEXT", "help": "read by SmolLM2-135M"}
+    publish("learning_rates", __doc__, measure, data=text)

@@ -6,14 +6,15 @@ python -m benchmarks.onednn
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from statistics import median
 
 import torch
 
 from benchmarks.contest import Size
 from benchmarks.optimizers import TRAINING, TRAINING_SIZES
-from benchmarks.pages import page_parser, publish, seconds
+from benchmarks.pages import in_turns, publish
 from hstree import _onednn
 from hstree.lab.report import Report, row_table
 
@@ -28,18 +29,19 @@ NOTES = (
 )
 
 
+def run(step: Callable[[], object], by_onednn: bool, _: int) -> None:
+    torch._C._set_mkldnn_enabled(by_onednn)
+    step()
+
+
 def lines(sizes: Sequence[Size]) -> Iterator[tuple[str, ...]]:
     was_enabled = torch._C._get_mkldnn_enabled()
     try:
         for size in sizes:
             for name in HEADS:
                 step = TRAINING[name](size, "cpu").step
-                times: dict[bool, list[float]] = {False: [], True: []}
-                for _ in range(ROUNDS + 1):  # the first one is a warm-up
-                    for by_onednn, found in times.items():
-                        torch._C._set_mkldnn_enabled(by_onednn)
-                        found.append(seconds(step))
-                mkl, onednn = (median(found[1:]) for found in times.values())
+                by = {False: partial(run, step, False), True: partial(run, step, True)}
+                mkl, onednn = map(median, in_turns(by, ROUNDS).values())
                 shown = f"{1000 * mkl:.1f} ms", f"{1000 * onednn:.1f} ms", f"{onednn / mkl:.2f}"
                 yield (name, f"{size.classes:,}", *shown)
     finally:
@@ -62,9 +64,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = page_parser(__doc__)
-    parser.add_argument("--classes", type=int, metavar="V")
-    publish("onednn", parser, measure, argv)
+    publish("onednn", __doc__, measure, argv, classes={"type": int, "metavar": "V"})
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ passes that compute them; whole training steps of heads with dense and row-spars
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,16 +14,9 @@ from torch.optim import SGD, Adagrad, Optimizer
 
 from benchmarks.baselines import flat_loss, sampled_loss
 from benchmarks.contest import Build, Contestant, Size, batch, step
-from benchmarks.heads import TORCH_CHUNKS, chunked_loss
+from benchmarks.heads import TORCH_CHUNKS, Loss, chunked_loss
 from benchmarks.paths import PATH_SIZES, draw_paths, mean_loss
-from hstree.heads import (
-    AdaptiveSoftmax,
-    ForestSoftmax,
-    Head,
-    SampledSoftmax,
-    Softmax,
-    TreeEnsemble,
-)
+from hstree.heads import TreeEnsemble, build_head
 from hstree.optim import AdamW
 
 OPTIMIZER_SIZES = PATH_SIZES[1:]
@@ -65,79 +58,63 @@ OPTIMIZERS: dict[str, Build] = {
 }
 
 
-def _layer(
-    size: Size,
-    device: str,
-    loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
-    compiled: bool = False,
+def _step(
+    module: nn.Module,
+    optimizer: Optimizer,
+    loss: Callable[[], Tensor],
+    hidden: Tensor,
 ) -> Contestant:
-    """A linear layer with a loss of (hidden, weight, bias, target), which numbers the classes by
-    decreasing frequency."""
-    hidden, target, _ = batch(size.rows, size.features, size.classes)
-    linear = nn.Linear(size.features, size.classes)
-    optimizer = torch.optim.AdamW(linear.parameters(), fused=True)
-    call = torch.compile(loss, dynamic=False) if compiled else loss
-    backward = step(
-        lambda: call(hidden, linear.weight, linear.bias, target), [hidden, *linear.parameters()]
-    )
+    backward = step(loss, [hidden, *module.parameters()])
     return Contestant(lambda: (backward(), optimizer.step()))
 
 
-def _head(
-    size: Size,
-    device: str,
-    make: Callable[..., Head],
-    compiled: bool = False,
-) -> Contestant:
+def _layer(size: Size, device: str, loss: Loss, compiled: bool = False) -> Contestant:
+    """A linear layer; the classes are numbered by decreasing frequency."""
+    hidden, target, _ = batch(size.rows, size.features, size.classes)
+    linear = nn.Linear(size.features, size.classes)
+    call = torch.compile(loss, dynamic=False) if compiled else loss
+    return _step(
+        linear,
+        torch.optim.AdamW(linear.parameters(), fused=True),
+        lambda: call(hidden, linear.weight, linear.bias, target),
+        hidden,
+    )
+
+
+def _head(size: Size, device: str, name: str, compiled: bool = False, **options: Any) -> Contestant:
+    """A registered head, or trees."""
     hidden, target, frequencies = batch(size.rows, size.features, size.classes)
-    head = make(size.features, frequencies)
-    steps = AdamW(head.parameter_groups(lr=1e-3))
+    if name == "trees":
+        head: Any = TreeEnsemble.from_counts(size.features, frequencies, **options)
+    else:
+        known = {} if name == "adaptive" else {"frequencies": frequencies}
+        head = build_head(name, size.features, size.classes, **known, **options)
     call = torch.compile(head, dynamic=False) if compiled else head
-    backward = step(lambda: call(hidden, target).loss, [hidden, *head.parameters()])
-    return Contestant(lambda: (backward(), steps.step()))
-
-
-def _softmax(features: int, frequencies: Sequence[float]) -> Head:
-    return Softmax(features, len(frequencies), frequencies=frequencies)
-
-
-def _sampled(features: int, frequencies: Sequence[float]) -> Head:
-    return SampledSoftmax(features, len(frequencies), frequencies=frequencies)
-
-
-def _forest(features: int, frequencies: Sequence[float], **options: Any) -> Head:
-    return ForestSoftmax(features, len(frequencies), frequencies=frequencies, **options)
-
-
-def _adaptive(features: int, frequencies: Sequence[float]) -> Head:
-    return AdaptiveSoftmax(features, len(frequencies))  # the classes are in order
+    optimizer = AdamW(head.parameter_groups(lr=1e-3))
+    return _step(head, optimizer, lambda: call(hidden, target).loss, hidden)
 
 
 TRAINING_SIZES = [Size(512, 256, classes, 256) for classes in (10_000, 33_278, 100_000)]
-_trees = TreeEnsemble.from_counts
 _CHUNKED = {
     "F.linear_cross_entropy, its own chunks": chunked_loss(),
     "F.linear_cross_entropy, chunks of 128 rows": chunked_loss(lambda input, classes: 128),
 }
+_trees = partial(_head, name="trees")
 TRAINING: dict[str, Build] = {
     "linear": partial(_layer, loss=flat_loss),
     "linear, compiled": partial(_layer, loss=flat_loss, compiled=True),
     **{name: partial(_layer, loss=loss) for name, loss in _CHUNKED.items() if TORCH_CHUNKS},
     "sampled softmax in plain torch": partial(_layer, loss=sampled_loss),
-    "adaptive": partial(_head, make=_adaptive),
-    "adaptive, compiled": partial(_head, make=_adaptive, compiled=True),
-    "softmax": partial(_head, make=_softmax),
-    "sampled": partial(_head, make=_sampled),
-    "forest": partial(_head, make=_forest),
-    "forest, sampled": partial(_head, make=partial(_forest, negatives=512)),
-    "trees": partial(_head, make=_trees),
-    "one tree": partial(_head, make=partial(_trees, n_trees=1)),
-    "trees, two levels, sparse": partial(_head, make=partial(_trees, levels=2, sparse=True)),
-    "trees, groups, sparse": partial(_head, make=partial(_trees, leaf=16, sparse=True)),
-    "one tree, groups, sparse": partial(
-        _head, make=partial(_trees, n_trees=1, leaf=16, sparse=True)
-    ),
-    "trees, binary, sparse": partial(_head, make=partial(_trees, leaf=1, sparse=True)),
+    "adaptive": partial(_head, name="adaptive"),
+    "adaptive, compiled": partial(_head, name="adaptive", compiled=True),
+    "softmax": partial(_head, name="softmax"),
+    "sampled": partial(_head, name="sampled"),
+    "forest": partial(_head, name="forest"),
+    "forest, sampled": partial(_head, name="forest", negatives=512),
+    "trees": _trees,
+    "one tree": partial(_trees, n_trees=1),
+    "trees, two levels, sparse": partial(_trees, binary=False, sparse=True),
+    "trees, binary, sparse": partial(_trees, binary=True, sparse=True),
 }
 """Layers with ``torch.optim.AdamW(fused=True)``, heads with ``hstree.optim.AdamW``."""
 OPTIMIZER_CONTESTS: dict[str, dict[str, Build]] = {

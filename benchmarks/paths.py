@@ -12,8 +12,8 @@ from torch import Tensor
 
 from benchmarks.baselines import bag_dot, gathered_dot, torch_tree_log_softmax
 from benchmarks.contest import Build, Contestant, Size, batch, step
-from benchmarks.heads import FLAT_LOSSES, OWN_CHUNKS, SMALL_CHUNKS
-from hstree.heads.trees.layout import Layout
+from benchmarks.heads import FLAT, FLAT_LOSSES
+from hstree.heads.trees import Paths as Tables
 from hstree.ops import path_log_prob
 from hstree.trees import build_ensemble
 
@@ -50,11 +50,11 @@ class Paths:
         offset = self.path_offset
         return int((offset[:, self.target + 1] - offset[:, self.target]).sum())
 
-    def log_prob(self) -> Tensor:
+    def log_prob(self, sparse: bool = True) -> Tensor:
         """[N, T] by hstree."""
         leaves = self.input, self.weight, self.bias, self.target
         tables = self.path_offset, self.path, self.leaf_position, self.feature_index
-        return path_log_prob(*leaves, *tables, max_depth=self.max_depth, sparse=True)
+        return path_log_prob(*leaves, *tables, max_depth=self.max_depth, sparse=sparse)
 
     def torch_log_prob(self, leaves: Sequence[Tensor], dot: Dot) -> Tensor:
         """The same by torch's own ops: input, weight [T M, S] and bias [T M, 1]."""
@@ -78,31 +78,42 @@ class Paths:
 
 
 @lru_cache(maxsize=2)
-def draw_paths(size: Size, n_trees: int, dtype: torch.dtype = torch.float32) -> Paths:
-    """Cached for both numbers of trees, so that steps share their batch, until
-    ``cache_clear()``."""
-    input, target, frequencies = batch(size.rows, size.features, size.classes)
-    trees = build_ensemble("huffman", size.classes, n_trees, frequencies)
-    layout = Layout(trees)
-    subset, index = size.features, None
-    if n_trees > 1:
-        subset = size.features // 2
+def draw_paths(
+    size: Size,
+    n_trees: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    part: int | None = None,
+    recipe: str = "huffman",
+    device: str = "cpu",
+) -> Paths:
+    """Trees over one of ``part`` parts of the features each, by default 2 if there are several.
+
+    Cached for both numbers of trees, so that steps share their batch, until ``cache_clear()``.
+    """
+    input, target, frequencies = batch(size.rows, size.features, size.classes, device)
+    options = {"frequencies": frequencies} if recipe == "huffman" else {}
+    trees = build_ensemble(recipe, size.classes, n_trees, **options)
+    tables = Tables(trees, None, 1, sparse=True)
+    subset, index = size.features // (part or min(n_trees, 2)), None
+    if subset < size.features:
         drawn = [torch.randperm(size.features)[:subset].sort().values for _ in trees]
-        index = torch.stack(drawn).int()
+        index = torch.stack(drawn).int().to(device)
     # The vectors repeat: drawing others for millions of nodes takes long.
-    some = torch.empty(1009, subset).uniform_(-0.1, 0.1).to(dtype)
+    some = torch.empty(1009, subset, device=device).uniform_(-0.1, 0.1).to(dtype)
     nodes = size.classes - 1
-    weight = some[torch.arange(n_trees * nodes) % len(some)].view(n_trees, nodes, subset)
+    row = torch.arange(n_trees * nodes, device=device) % len(some)
+    weight = some[row].view(n_trees, nodes, subset)
     return Paths(
         input.detach().to(dtype).requires_grad_(),
         weight.requires_grad_(),
-        torch.zeros(n_trees, nodes, dtype=dtype, requires_grad=True),
+        torch.zeros(n_trees, nodes, dtype=dtype, device=device, requires_grad=True),
         target,
-        layout.path_offset,
-        layout.path,
-        layout.leaf_position,
+        tables.path_offset.to(device),
+        tables.path.to(device),
+        tables.leaf_position.to(device),
         index,
-        layout.max_depth,
+        tables.max_depth,
     )
 
 
@@ -115,19 +126,6 @@ def _results(log_prob: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
 def mean_loss(log_prob: Tensor) -> Tensor:
     """Loss of a mixture with equal weights, up to a constant: log_prob [N, T]."""
     return -torch.logsumexp(log_prob, 1).mean()
-
-
-def errors(size: Size, dtype: torch.dtype) -> dict[str, float]:
-    """Largest errors of hstree's and torch's eager results in a dtype against float64 with the same
-    values, relative to the largest value of a tensor."""
-    paths = draw_paths(size, 8, dtype)
-    true = paths.torch_results(torch.float64)
-
-    def error(results: list[Tensor]) -> float:
-        pairs = zip(results, true, strict=True)
-        return max(float((got - want).abs().max() / want.abs().max()) for got, want in pairs)
-
-    return {"hstree": error(paths.results()), "torch": error(paths.torch_results(dtype))}
 
 
 def _hstree(
@@ -170,20 +168,11 @@ PATH: dict[str, Build] = {
     **_by_trees("hstree", _hstree),
     **_by_trees("torch tree, bags", _torch_tree, dot=bag_dot),
     **_by_trees("torch tree", _torch_tree, dot=gathered_dot),
-    **FLAT_LOSSES,
+    FLAT: FLAT_LOSSES[FLAT],
 }
-MANY = 100_000
-"""Number of classes from which a step in small chunks takes minutes."""
 
 PATH_CONTESTS: dict[str, dict[str, Build]] = {
-    **{
-        f"path, V = {size.classes}": {
-            name: build
-            for name, build in PATH.items()
-            if name not in (OWN_CHUNKS, SMALL_CHUNKS) or size.classes < MANY
-        }
-        for size in PATH_SIZES
-    },
+    **{f"path, V = {size.classes}": PATH for size in PATH_SIZES},
     "threads": {
         f"T = {t}, threads = {n}": partial(_hstree, n_trees=t, threads=n)
         for t in (1, 8)

@@ -12,19 +12,18 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import random
-import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.pages import page_parser, publish, seconds
+from benchmarks.pages import WIKITEXT, in_turns, publish
 from benchmarks.smollm2 import TITLE, read_model
 from hstree.heads import ScreenedSoftmax
 from hstree.lab.report import Report
@@ -50,6 +49,8 @@ NOTES = (
     "Targets: at most 1/8 of the float32 product and 1/5 of the bfloat16 one, with 0.998 of the "
     "best words.",
 )
+Call = Callable[[Tensor], Any]
+"""Of contexts [N, D]."""
 
 
 @dataclass
@@ -57,7 +58,7 @@ class Contestant:
     """A way to the best word. ``calls``: of contexts in the dtype, by that of the product."""
 
     name: str
-    calls: Mapping[str, Callable[[Tensor], object]]
+    calls: Mapping[str, Call]
     bytes: float  # share of those of the float32 weight
     found: float | None = None
     overlap: float | None = None
@@ -85,25 +86,12 @@ def screen(linear: nn.Linear, head: ScreenedSoftmax, name: str = "") -> Contesta
     half = ScreenedSoftmax.from_config(head.config(), head.state_dict(), low)
     size = (head.rank * head.bits / 8 * len(weight) + head.exact * weight[0].nbytes) / weight.nbytes
     shape = f"R = {head.rank}, int{head.bits}, n = {head.exact:,}"
-    calls: dict[str, Callable[[Tensor], object]] = dict(
-        zip(PRODUCTS, (head.predict, half.predict), strict=True)
-    )
+    calls = dict(zip(PRODUCTS, (head.predict, half.predict), strict=True))
     return Contestant(f"{name}{shape}", calls, size)
 
 
-def product(weight: Tensor, dtype: torch.dtype, hidden: Tensor) -> Tensor:
-    return F.linear(hidden, weight if weight.dtype == dtype else weight.to(dtype))
-
-
-def log_probs(call: Callable[[Tensor], Any], dtype: torch.dtype, hidden: Tensor) -> Tensor:
-    scores: Tensor = call(hidden.to(dtype))
-    return scores.float().log_softmax(1)
-
-
 @torch.inference_mode()
-def judge(
-    linear: nn.Linear, log_q: Callable[[Tensor], Tensor], hidden: Tensor
-) -> tuple[float, float]:
+def judge(linear: nn.Linear, log_q: Call, hidden: Tensor) -> tuple[float, float]:
     """Share of best words found, and overlap."""
     found, overlap = 0.0, 0.0
     for rows in torch.split(hidden, 128):
@@ -117,31 +105,31 @@ def judge(
 def measure_times(contestants: list[Contestant], hidden: Tensor) -> None:
     """Fill in the times as shares of the product's."""
     inputs = {name: hidden.to(dtype) for name, dtype in PRODUCTS.items()}
+
+    def run(call: Call, name: str, n: int, turn: int) -> None:
+        call(inputs[name][turn * n : (turn + 1) * n])
+
     for n in ROWS:
-        spent: dict[tuple[int, str], list[float]] = {}
-        for turn in range(TURNS + 2):
-            rows = slice(turn * n, (turn + 1) * n)
-            order = list(enumerate(contestants))
-            random.Random(turn).shuffle(order)  # so that each comes after all others
-            for place, one in order:
-                for name, call in one.calls.items():
-                    spent.setdefault((place, name), []).append(
-                        seconds(partial(call, inputs[name][rows]))
-                    )
-        medians = {key: statistics.median(times[2:]) for key, times in spent.items()}
+        steps = {
+            (place, name): partial(run, call, name, n)
+            for place, one in enumerate(contestants)
+            for name, call in one.calls.items()
+        }
+        medians = {key: median(times) for key, times in in_turns(steps, TURNS).items()}
         unit = {name: medians[place, name] for place, name in enumerate(PRODUCTS)}
-        for place, one in enumerate(contestants):
-            for name in one.calls:
-                one.times[n, name] = medians[place, name] / unit[name]
+        for (place, name), time in medians.items():
+            contestants[place].times[n, name] = time / unit[name]
+
+
+def product_of(weight: Tensor, name: str) -> Call:
+    low = weight.to(PRODUCTS[name])
+    return lambda hidden: F.linear(hidden, low)
 
 
 def products(linear: nn.Linear) -> list[Contestant]:
     """The units of the times, in the order of ``PRODUCTS``."""
-    weight = linear.weight.detach()
-    return [
-        Contestant(name, {name: partial(product, weight.to(dtype), dtype)}, share)
-        for (name, dtype), share in zip(PRODUCTS.items(), (1.0, 0.5), strict=True)
-    ]
+    calls = {name: product_of(linear.weight.detach(), name) for name in PRODUCTS}
+    return [Contestant(n, {n: call}, 0.5 if "16" in n else 1.0) for n, call in calls.items()]
 
 
 def others(linear: nn.Linear, fit: Tensor, test: Tensor) -> list[Contestant]:
@@ -156,33 +144,24 @@ def others(linear: nn.Linear, fit: Tensor, test: Tensor) -> list[Contestant]:
             out = torch.full((len(x), len(weight)), -torch.inf)
             return out.index_copy(1, kept, F.linear(x, weight[kept]).log_softmax(1))
 
-        calls: dict[str, Callable[[Tensor], object]] = {
-            name: partial(product, weight[kept].to(dtype), dtype)
-            for name, dtype in PRODUCTS.items()
-        }
-        name = f"{len(kept):,} words"
-        made.append(Contestant(name, calls, 1 / part, *judge(linear, log_q, test)))
-    if importlib.util.find_spec("faiss"):
-        made += indices(linear, test)
-    return made
+        calls = {name: product_of(weight[kept], name) for name in PRODUCTS}
+        quality = judge(linear, log_q, test)
+        made.append(Contestant(f"{len(kept):,} words", calls, 1 / part, *quality))
+    return made + (indices(linear, test) if importlib.util.find_spec("faiss") else [])
 
 
 def int8_product(linear: nn.Linear, test: Tensor) -> Contestant:
     quantization: Any = importlib.import_module("torchao.quantization")
-
     half = nn.Linear(linear.in_features, linear.out_features, bias=False, dtype=torch.bfloat16)
     half.weight = nn.Parameter(linear.weight.detach().bfloat16())
     quantization.quantize_(half, quantization.Int8WeightOnlyConfig())
-    shares = judge(linear, lambda x: half(x.bfloat16()).float().log_softmax(1), test)
-    calls: dict[str, Callable[[Tensor], object]] = {
-        "product, bfloat16": torch.compile(half, dynamic=False)
-    }
-    return Contestant("product, int8 (torchao, compiled)", calls, 0.25, *shares)
+    quality = judge(linear, lambda x: half(x.bfloat16()).float().log_softmax(1), test)
+    calls = {"product, bfloat16": torch.compile(half, dynamic=False)}
+    return Contestant("product, int8 (torchao, compiled)", calls, 0.25, *quality)
 
 
 def indices(linear: nn.Linear, test: Tensor) -> list[Contestant]:
     faiss: Any = importlib.import_module("faiss")
-
     made, best = [], linear(test).argmax(1)
     for kind, option, values in (
         ("IVF1024,Flat", "nprobe", (16, 128)),
@@ -192,17 +171,16 @@ def indices(linear: nn.Linear, test: Tensor) -> list[Contestant]:
         rows = linear.weight.detach().numpy()
         index.train(rows)
         index.add(rows)
+
+        def search(index: Any, option: str, value: int, x: Tensor) -> Tensor:
+            faiss.ParameterSpace().set_index_parameter(index, option, value)
+            return torch.from_numpy(index.search(x.numpy(), 1)[1][:, 0])
+
         for value in values:
-
-            def call(
-                x: Tensor, index: Any = index, option: str = option, value: int = value
-            ) -> Tensor:
-                faiss.ParameterSpace().set_index_parameter(index, option, value)
-                return torch.from_numpy(index.search(x.numpy(), 1)[1][:, 0])
-
+            call = partial(search, index, option, value)
             found = float((call(test) == best).float().mean())
-            name, only = f"FAISS {kind}, {option} = {value}", {next(iter(PRODUCTS)): call}
-            made.append(Contestant(name, only, float("nan"), found))
+            name = f"FAISS {kind}, {option} = {value}"
+            made.append(Contestant(name, {"product, float32": call}, float("nan"), found))
     return made
 
 
@@ -213,13 +191,13 @@ def share(value: float | None) -> str:
 
 
 def times_table(title: str, contestants: list[Contestant], quality: bool) -> Any:
-    def decimals(value: float | None, places: int) -> str:
-        return "" if value is None else f"{value:.{places}f}"
+    def decimals(places: int) -> Callable[[float | None], str]:
+        return lambda value: "" if value is None else f"{value:.{places}f}"
 
     columns: list[Any] = [("", lambda one: one.name), ("bytes", lambda one: one.bytes, share)]
     if quality:
-        columns.append(("best word", lambda one: one.found, lambda x: decimals(x, 4)))
-        columns.append(("overlap", lambda one: one.overlap, lambda x: decimals(x, 3)))
+        columns.append(("best word", lambda one: one.found, decimals(4)))
+        columns.append(("overlap", lambda one: one.overlap, decimals(3)))
     for n in ROWS:
         for name in PRODUCTS:
             get = partial(lambda key, one: one.times.get(key), (n, name))
@@ -229,23 +207,24 @@ def times_table(title: str, contestants: list[Contestant], quality: bool) -> Any
 
 def measure(arguments: argparse.Namespace) -> Report:
     linear, contexts = read_layer()
-    fit, test = (
-        contexts(arguments.data / f"{name}.txt", count)
-        for name, count in (("valid", FITTED), ("test", EVALUATED))
-    )
+    fit = contexts(arguments.data / "valid.txt", FITTED)
+    test = contexts(arguments.data / "test.txt", EVALUATED)
+    contestants = products(linear)
+    for one, (name, dtype) in zip(contestants, PRODUCTS.items(), strict=True):
+
+        def log_q(x: Tensor, scores: Call = one.calls[name], dtype: Any = dtype) -> Tensor:
+            return scores(x.to(dtype)).float().log_softmax(1)
+
+        one.found, one.overlap = judge(linear, log_q, test)
     with torch.no_grad():
-        contestants = products(linear)
-        for one, (name, dtype) in zip(contestants, PRODUCTS.items(), strict=True):
-            call = partial(log_probs, one.calls[name], dtype)
-            one.found, one.overlap = judge(linear, call, test)
         contestants += others(linear, fit, test)
-    heads = {"chosen: ": ScreenedSoftmax.from_linear(linear, fit)}
-    heads["no contexts: "] = ScreenedSoftmax.from_linear(linear)
+    named = [("chosen: ", ScreenedSoftmax.from_linear(linear, fit))]
+    named.append(("no contexts: ", ScreenedSoftmax.from_linear(linear)))
     for rank, bits, exact in SHAPES:
-        head = ScreenedSoftmax.from_linear(linear, fit, rank=rank, bits=bits, exact=exact)
-        heads[f"{rank} {bits} {exact}"] = head
-    for name, head in heads.items():
-        one = screen(linear, head, name if name.endswith(": ") else "")
+        options = {"rank": rank, "bits": bits, "exact": exact}
+        named.append(("", ScreenedSoftmax.from_linear(linear, fit, **options)))
+    for name, head in named:
+        one = screen(linear, head, name)
         one.found, one.overlap = judge(linear, head.log_prob, test)
         contestants.append(one)
     measure_times(contestants, test)
@@ -253,9 +232,9 @@ def measure(arguments: argparse.Namespace) -> Report:
     layer = nn.Linear(features, classes, bias=False).requires_grad_(False)
     some = torch.randn(max(ROWS) * (TURNS + 2), features)
     drawn = products(layer)
-    for rank, exact in ((features // 2, 256), (features // 2, 1024)):
-        head = ScreenedSoftmax.from_linear(layer, some, rank=rank, bits=4, exact=exact)
-        drawn.append(screen(layer, head))
+    for exact in (256, 1024):
+        options = {"rank": features // 2, "bits": 4, "exact": exact}
+        drawn.append(screen(layer, ScreenedSoftmax.from_linear(layer, some, **options)))
     measure_times(drawn, some)
     tables = [
         times_table(f"{TITLE}, {EVALUATED:,} contexts", contestants, True),
@@ -264,13 +243,5 @@ def measure(arguments: argparse.Namespace) -> Report:
     return Report("A screened softmax", tables, NOTES)
 
 
-def main() -> None:
-    parser = page_parser(__doc__)
-    parser.add_argument(
-        "--data", type=Path, required=True, metavar="FOLDER", help="WikiText-2: valid.txt, test.txt"
-    )
-    publish("screened", parser, measure)
-
-
 if __name__ == "__main__":
-    main()
+    publish("screened", __doc__, measure, data=WIKITEXT)

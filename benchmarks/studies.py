@@ -8,9 +8,9 @@
 makes the runs that are missing in benchmarks/results/NAME.json, one record each, and the page
 beside it; without --data the page alone. ``python -m benchmarks.large_text --save TEXT`` makes the
 text of the last two. The first seed tries the values of the settings that a contender sweeps; all
-seeds have the best. A run has one thread, or with --device cuda a GPU. On an idle machine, --times
-measures training steps of the heads in turns, in NAME-times.json: other load slows down the runs by
-unequal shares, so that the pages compute times from steps.
+seeds have the best, which stands first. A run has one thread, or with --device cuda a GPU. On an
+idle machine, --times measures training steps of the heads in turns, in NAME-times.json: other load
+slows down the runs by unequal shares, so that the pages compute times from steps.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, islice, pairwise
+from functools import partial
+from itertools import count
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -34,19 +34,11 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from torch import Tensor, nn
 
 import hstree
-from benchmarks.memory import peak_extra_bytes
+from benchmarks.pages import in_turns, ratios
 from benchmarks.smollm2 import read_tokenizer
 from benchmarks.trainer import endless_steps
 from hstree._files import write_atomic, write_together
-from hstree.heads import (
-    AdaptiveSoftmax,
-    ForestSoftmax,
-    Head,
-    MixtureOfSoftmaxes,
-    Softmax,
-    TreeEnsemble,
-)
-from hstree.heads.sampled import SampledSoftmax
+from hstree.heads import ForestSoftmax, Head, MixtureOfSoftmaxes, Softmax, TreeEnsemble
 from hstree.lab import log_prob_rank
 from hstree.lab.comparison import spread
 from hstree.lab.report import Report, made_on, provenance, row_table
@@ -63,7 +55,7 @@ from hstree.lm.report import (
     new_figure,
     table,
 )
-from hstree.lm.run import MODEL, load_model, read_run
+from hstree.lm.run import read_run
 from hstree.lm.train import (
     Trainer,
     TrainingError,
@@ -74,10 +66,11 @@ from hstree.lm.train import (
     resume,
     train,
 )
-from hstree.trees import Tree, build_ensemble
+from hstree.trees import build_ensemble
 
 RESULTS = Path(__file__).parent / "results"
 Settings = Mapping[str, Any]
+Figures = Mapping[str, Any]
 FACTOR, RATE, DECAY = "head_learning_rate_factor", "learning_rate", "weight_decay"
 ONE_THREAD: dict[str, Any] = {"device": "cpu", "threads": 1}
 """Settings of a run without an effect on its result."""
@@ -104,8 +97,8 @@ class Records:
         found = json.loads(self.path.read_text("utf-8")) if self.path.is_file() else []
         self.runs = {key(record["settings"], record["seed"]): record for record in found}
 
-    def figures(self, settings: Settings, seed: int) -> dict[str, Any] | None:
-        record = self.runs.get(key(settings, seed))
+    def figures(self, run: Run) -> Figures | None:
+        record = self.runs.get(key(run.settings, run.seed))
         return None if record is None else record["figures"]
 
     def all(self) -> list[dict[str, Any]]:
@@ -116,11 +109,11 @@ class Records:
             if record["text"] != text:
                 raise ValueError(f"{self.path}: expected the text {record['text']!r}, got {text!r}")
 
-    def add(self, run: PlannedRun, text: str, figures: Mapping[str, Any]) -> None:
+    def add(self, run: Run, text: str, figures: Figures) -> None:
         """Add a finished run, and write the file with what another process has added meanwhile."""
         self._read()
         self.check_text(text)
-        record = {"name": run.model.name, "settings": dict(run.settings), "seed": run.seed}
+        record = {"name": run.contender.name, "settings": dict(run.settings), "seed": run.seed}
         record |= {"text": text, "figures": dict(figures), **provenance()}
         self.runs[key(run.settings, run.seed)] = json.loads(json.dumps(record))
         lines = ",\n".join(json.dumps(one) for one in self.all())
@@ -143,114 +136,83 @@ class Contender:
     """One configuration of a study, by name on the command line and by title on the page.
 
     Attributes:
-        sweeps: settings to be chosen, with the values that the first seed tries, each after the one
-            before.
-        like: name of a contender whose chosen values it takes over, instead of sweeps.
+        sweeps: settings of which the first seed tries some values, each after the one before: the
+            best value, which all seeds have and later sweeps too, then the others.
         final: settings of the runs after the sweeps that differ, such as their length.
-        seeds: number of seeds, 1, 2, ..., with the chosen values; 0: its steps are timed only.
+        seeds: number of seeds, 1, 2, ..., with the best values; 0: its steps are timed only.
     """
 
     name: str
     title: str
     settings: Settings
     sweeps: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    like: str | None = None
     final: Settings = field(default_factory=dict)
     seeds: int = 3
 
+    def swept(self, name: str) -> dict[float, Run]:
+        """The runs of a sweep by value."""
+        place = list(self.sweeps).index(name)
+        before = {key: values[0] for key, values in [*self.sweeps.items()][:place]}
+        own = dict(self.settings) | before
+        return {value: Run(self, own | {name: value}, 1) for value in sorted(self.sweeps[name])}
+
+    @property
+    def settled(self) -> list[Run]:
+        """The runs with the best values, by seed."""
+        best = {name: values[0] for name, values in self.sweeps.items()}
+        settings = dict(self.settings) | best | self.final
+        return [Run(self, settings, seed) for seed in range(1, self.seeds + 1)]
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, in the order in which they are made."""
+        return [run for name in self.sweeps for run in self.swept(name).values()] + self.settled
+
 
 @dataclass(frozen=True)
-class PlannedRun:
-    """A run of a contender; ``figures``: its results, None if it has not finished."""
+class Run:
+    """A run of a contender."""
 
-    model: Contender
+    contender: Contender
     settings: Settings
     seed: int
-    figures: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
         """For a folder: the contender, the values of its sweeps, and the seed."""
-        keys = [*self.model.sweeps, *self.model.final]
-        values = ((key, self.settings[key]) for key in keys if key in self.settings)
-        return "-".join([self.model.name, *(f"{k}={v:g}" for k, v in values), f"seed={self.seed}"])
+        keys = [*self.contender.sweeps, *self.contender.final]
+        values = [f"{key}={self.settings[key]:g}" for key in keys if key in self.settings]
+        return "-".join([self.contender.name, *values, f"seed={self.seed}"])
 
 
-@dataclass(frozen=True)
-class State:
-    """How far a contender is: for each sweep its tried values with their validation perplexities;
-    its runs as far as they are known; its settings with the best values so far, None while no run
-    of them is as long as the final ones; whether the sweeps are ``complete``."""
-
-    tried: dict[str, dict[float, float]]
-    runs: list[PlannedRun]
-    settings: Settings | None
-    complete: bool
+def planned_runs(contenders: Sequence[Contender]) -> list[Run]:
+    """The different runs of all contenders."""
+    runs = (run for contender in contenders for run in contender.runs)
+    return list({key(run.settings, run.seed): run for run in runs}.values())
 
 
-def state(contender: Contender, contenders: Sequence[Contender], records: Records) -> State:
-    settings, complete = dict(contender.settings), True
-    tried: dict[str, dict[float, float]] = {}
-    runs: list[PlannedRun] = []
-
-    def add(chosen: Settings, seed: int) -> Mapping[str, Any] | None:
-        runs.append(PlannedRun(contender, chosen, seed, records.figures(chosen, seed)))
-        return runs[-1].figures
-
-    if contender.like is not None:
-        model = named(contenders, contender.like)
-        found = state(model, contenders, records)
-        if not found.complete or found.settings is None:
-            return State(tried, found.runs, None, False)
-        settings |= {key: found.settings[key] for key in model.sweeps}
-    for name, values in contender.sweeps.items():
-        figures = {value: add(settings | {name: value}, 1) for value in values}
-        known = {value: own["valid"] for value, own in figures.items() if own is not None}
-        tried[name] = {v: math.inf if valid is None else valid for v, valid in known.items()}
-        complete = len(known) == len(values)
-        if known:
-            settings[name] = min(tried[name], key=tried[name].__getitem__)
-        if not complete:
-            comparable = known and name == list(contender.sweeps)[-1] and not contender.final
-            return State(tried, runs, settings if comparable else None, False)
-    settings |= contender.final
-    for seed in range(1, contender.seeds + 1):
-        add(settings, seed)
-    return State(tried, runs, settings, True)
-
-
-def named(contenders: Sequence[Contender], name: str) -> Contender:
-    return next(contender for contender in contenders if contender.name == name)
-
-
-def planned_runs(contenders: Sequence[Contender], records: Records) -> list[PlannedRun]:
-    """The runs as far as they are known, in the order in which they are made."""
-    runs: dict[str, PlannedRun] = {}
-    for contender in contenders:
-        for run in state(contender, contenders, records).runs:
-            runs.setdefault(key(run.settings, run.seed), run)
-    return list(runs.values())
+def tried(contender: Contender, name: str, records: Records) -> dict[float, float | None]:
+    """The validation perplexities of the finished runs of a sweep."""
+    found = {value: records.figures(run) for value, run in contender.swept(name).items()}
+    return {value: own["valid"] for value, own in found.items() if own is not None}
 
 
 @dataclass(frozen=True)
 class Result:
-    """The finished runs of a contender with its chosen settings: the figures of each finished seed,
-    at least one, and whether the sweeps are finished, so that the settings are ``chosen``."""
+    """The finished runs of a contender with its best settings: the figures of each seed."""
 
     contender: Contender
-    settings: Mapping[str, Any]
-    runs: Sequence[Mapping[str, Any]]
-    chosen: bool = True
+    title: str
+    runs: Sequence[Figures]
 
     @property
-    def title(self) -> str:
-        return self.contender.title + ("" if self.chosen else " (sweep not finished)")
+    def settings(self) -> Settings:
+        return self.contender.settled[0].settings
 
     def mean(self, figure: str) -> float | None:
         """Mean of a figure over the seeds; None if a run has none."""
         values = [run.get(figure) for run in self.runs]
-        known = [value for value in values if value is not None]
-        return statistics.fmean(known) if len(known) == len(values) else None
+        return None if None in values else fmean(values)
 
     def spread(self, figure: str, digits: int = 1) -> str:
         """Mean ± standard deviation of a figure over the seeds, as text."""
@@ -260,28 +222,26 @@ class Result:
 
 
 def results(contenders: Sequence[Contender], records: Records) -> list[Result]:
-    """The contenders with at least one finished run, in order: after their sweeps, or with the best
-    value so far."""
+    """The contenders with at least one finished run, in order."""
     found = []
     for contender in contenders:
-        at = state(contender, contenders, records)
-        if at.settings is None:
-            continue
-        settings, seeds = at.settings, range(1, contender.seeds + 1)
-        runs = [records.figures(settings, seed) for seed in seeds]
-        finished = [run for run in runs if run is not None]
-        if finished:
-            found.append(Result(contender, settings, finished, at.complete))
+        sweeps = contender.sweeps.items()
+        left = any(len(tried(contender, name, records)) < len(values) for name, values in sweeps)
+        runs = [own for run in contender.settled if (own := records.figures(run)) is not None]
+        title = contender.title + " (sweep not finished)" * left
+        if runs:
+            found.append(Result(contender, title, runs))
     return found
 
 
 def sweep_table(contenders: Sequence[Contender], records: Records) -> Table:
     rows = []
     for contender in contenders:
-        for name, tried in state(contender, contenders, records).tried.items():
-            values = ", ".join(f"{value:g}: {tried[value]:.1f}" for value in sorted(tried))
+        for name in contender.sweeps:
+            found = tried(contender, name, records).items()
+            values = [f"{v:g}: {math.inf if valid is None else valid:.1f}" for v, valid in found]
             if values:
-                rows.append((contender.title, name.replace("_", " "), values))
+                rows.append((contender.title, name.replace("_", " "), ", ".join(values)))
     title = "Validation perplexity of the first seed by the value of a setting"
     return row_table(title, ("head", "setting", "value: perplexity"), rows, None)
 
@@ -300,7 +260,7 @@ class Study:
 
     name: str
     contenders: Sequence[Contender]
-    measure: Callable[[PlannedRun, Corpus, argparse.Namespace], dict[str, Any]]
+    measure: Callable[[Run, Corpus, argparse.Namespace], dict[str, Any]]
     report: Callable[[Sequence[Contender], Records], Report]
     time_steps: Callable[[Corpus], dict[str, Any]] | None = None
     commands: Sequence[str] = ("--data TEXT",)
@@ -336,10 +296,10 @@ class Study:
             f"unigram test perplexity {unigram:.4g}"
         )
         records.check_text(text)
+        runs = planned_runs(self.contenders)
         for _ in range(given.limit) if given.limit else count():
-            runs = planned_runs(self.contenders, records)
-            left = [run for run in runs if run.figures is None]
-            chosen = [run for run in left if not given.only or run.model.name in given.only]
+            left = [run for run in runs if records.figures(run) is None]
+            chosen = [run for run in left if not given.only or run.contender.name in given.only]
             if not chosen:
                 break
             run = chosen[0]
@@ -347,131 +307,84 @@ class Study:
             records.add(run, text, self.measure(run, corpus, given))
 
 
-# ---- what they measure
+# ---- what they share
 
 
 STEPS_OF_A_TURN, ROUNDS = 3, 15
 
 
-def turns_of(configs: Mapping[str, TrainConfig], corpus: Corpus) -> dict[str, Iterator[Any]]:
+def lstm(size: int, dropout: float, epochs: int, rate: float, schedule: str) -> dict[str, Any]:
+    """Settings of a language model with one LSTM layer."""
+    return {
+        "embedding_size": size,
+        "hidden_size": size,
+        "layers": 1,
+        "dropout": dropout,
+        "dropout_input": dropout,
+        "epochs": epochs,
+        "learning_rate": rate,
+        "schedule": schedule,
+        "batch_size": 20,
+        "bptt": 35,
+    }
+
+
+def step_times(steps: Mapping[str, Iterator[Any]], *, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Time training steps, given by name as iterators that make one each: ``shares``, for each name
+    the median over the rounds of the CPU seconds of its steps over those of the first one; machine,
+    versions and date."""
+    torch.set_num_threads(1)
+
+    def turn(of: Iterator[Any], _: int) -> None:
+        for _ in range(STEPS_OF_A_TURN):
+            next(of)
+
+    turns = {name: partial(turn, its) for name, its in steps.items()}
+    return {"shares": ratios(in_turns(turns, rounds)), **provenance()}
+
+
+def trainer_steps(configs: Mapping[str, TrainConfig], corpus: Corpus) -> dict[str, Iterator[Any]]:
     """Training steps of untrained models."""
-    turns: dict[str, Iterator[Any]] = {}
+    steps: dict[str, Iterator[Any]] = {}
     for name, config in configs.items():
         model = build_model(config, len(corpus.vocabulary), corpus.statistics())
-        turns[name] = endless_steps(Trainer(model, corpus, config))
-    return turns
+        steps[name] = endless_steps(Trainer(model, corpus, config))
+    return steps
 
 
-def in_turns(turns: Mapping[str, Iterator[Any]], *, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Time training steps, given by name as iterators that make one each, in turns, in this
-    process, with one thread: ``shares``, for each name the median over the rounds of the CPU
-    seconds of its steps over those of the first one; machine, versions and date."""
-    torch.set_num_threads(1)
-    ratios: dict[str, list[float]] = {name: [] for name in turns}
-    for number in range(rounds + 1):
-        seconds = {name: _turn(steps) for name, steps in turns.items()}
-        first = next(iter(seconds.values()))
-        for name, own in seconds.items():
-            if number:  # the first round has cold caches
-                ratios[name].append(own / first)
-    return {"shares": {name: median(values) for name, values in ratios.items()}, **provenance()}
-
-
-def _turn(steps: Iterator[Any]) -> float:
-    begin = time.process_time()
-    for _ in range(STEPS_OF_A_TURN):
-        next(steps)
-    return time.process_time() - begin
-
-
-def rows_scored(head: Head, frequencies: npt.NDArray[Any], rows: int = 1) -> float:
-    """Number of vectors that a training step of ``rows`` targets multiplies with a context, mean
-    over the training text: V for a softmax; in a tree one for each binary node on the path and one
-    for each child of a wide node; in a sampled softmax the draws and the different targets."""
-    total = float(frequencies.sum())
-    if isinstance(head, TreeEnsemble):
-        both = head.node_vectors == "leaves"
-        return sum(_tree_rows(tree, frequencies, both) for tree in head.trees)
-    if isinstance(head, AdaptiveSoftmax):
-        ends = [*head.cutoffs, head.n_classes]
-        mass = frequencies[head.order.cpu().numpy()] / total
-        rows = float(head.cutoffs[0] + len(head.cutoffs))
-        for begin, end in pairwise(ends):
-            rows += float(mass[begin:end].sum()) * (end - begin)
-        return rows
-    if isinstance(head, SampledSoftmax) and head.negatives is not None:
-        return head.negatives + float((1 - (1 - frequencies / total) ** rows).sum())
-    return float(head.n_classes)
-
-
-def _tree_rows(tree: Tree, frequencies: npt.NDArray[Any], leaf_pairs: bool) -> float:
-    """``leaf_pairs``: whether a binary node over two classes has a vector for each of them."""
-    edges = tree.edges()
-    mass = np.bincount(edges.node, tree.edge_masses(frequencies), tree.n_nodes)
-    children = tree.n_children
-    binary = children == 2
-    if leaf_pairs:
-        inner = np.bincount(edges.node, edges.child_node >= 0, tree.n_nodes)
-        binary &= (inner > 0) | (np.arange(tree.n_nodes) == 0)
-    return float(mass @ np.where(binary, 1, children) / frequencies.sum())
-
-
-def measured_run(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
-    """Train as configured, or go on with the run in ``config.run``.
-
-    Returns:
-        ``valid``, ``test``: perplexities, None if training diverged; ``epochs``: validation
-        perplexity by epoch; ``head_parameters``, ``backbone_parameters``; ``rows`` of
-        :func:`rows_scored`; ``seconds`` of CPU time in all.
-    """
-    folder, begin = Path(str(config.run)), time.process_time()
-    try:
-        if not folder.exists():
-            train(config, ConsoleReporter())
-        elif read_run(folder).final is None:
-            resume(folder, ConsoleReporter())
-    except TrainingError as error:
-        return {"valid": None, "test": None, "error": str(error)}
-    run, model = read_run(folder), load_model(folder / MODEL)
-    assert run.final is not None
-    frequencies = corpus.statistics().frequencies
-    return {
-        "valid": run.final.valid_perplexity,
-        "test": run.final.test_perplexity,
-        "epochs": [epoch.valid_perplexity for epoch in run.epochs],
-        "head_parameters": run.final.head_parameters,
-        "backbone_parameters": run.final.backbone_parameters,
-        "rows": rows_scored(model.head, frequencies, config.batch_size * config.bptt),
-        "seconds": time.process_time() - begin,
-    }
+def curve_picture(
+    curves: Iterable[tuple[str, Sequence[float], Sequence[float], int]],
+    size: tuple[float, float],
+    ticks: Sequence[float],
+    **axes: Any,
+) -> Any:
+    """Validation perplexity against time: curves of label, times, perplexities and the number of
+    the style; ``axes``: properties of the axes."""
+    figure = new_figure(*size)
+    of = figure.subplots()
+    for label, x, y, style in curves:
+        of.plot(x, y, marker="o", markersize=3, label=label, **line_style(style))
+    of.set(yscale="log", ylabel="validation perplexity (log scale)", **axes)
+    of.yaxis.set_major_locator(FixedLocator(ticks))
+    of.yaxis.set_major_formatter("{x:g}")
+    of.yaxis.set_minor_locator(NullLocator())
+    of.grid(alpha=0.3)
+    legend(figure, loc="lower center", ncols=2)
+    return figure
 
 
 # ---- trees beside softmaxes on Penn Treebank
 
-PTB: dict[str, Any] = {
-    "embedding_size": 200,
-    "hidden_size": 200,
-    "layers": 1,
-    "dropout": 0.2,
-    "dropout_input": 0.2,
-    "epochs": 5,
-    "batch_size": 20,
-    "bptt": 35,
-    "optimizer": "adamw",
-    "learning_rate": 0.002,
-    "schedule": "cosine",
-    "head_learning_rate_factor": 8.0,
-}
+PTB = lstm(200, 0.2, 5, 0.002, "cosine") | {"optimizer": "adamw", FACTOR: 8.0}
 OPTION = "head_option"
 NEGATIVES = {OPTION: ("negatives=512",)}
 FOREST: dict[str, Any] = {"head": "forest", "n_trees": 4, "gate": "context"}
 IN_BATCH = "negatives and the batch's targets"
 
 
-def leaves(n_trees: int, root: int) -> dict[str, Any]:
-    """Settings of trees whose leaves share one output embedding."""
-    shape = {"head": "trees", "n_trees": n_trees, "root": root, "levels": 2, "gate": "context"}
-    return shape | {OPTION: ("node_vectors=leaves",)}
+def leaves(n_trees: int, clusters: int) -> dict[str, Any]:
+    """Settings of trees of two levels, whose leaves share one output embedding."""
+    return {"head": "trees", "n_trees": n_trees, "clusters": clusters, "gate": "context"}
 
 
 def _ptb(
@@ -480,12 +393,12 @@ def _ptb(
     *tried: float,
     sweep: str = FACTOR,
     seeds: int = 1,
-    like: str | None = None,
     final: Settings | None = None,
     **settings: Any,
 ) -> Contender:
+    """``tried``: values of a sweep, the best one first."""
     sweeps = {sweep: tuple(map(float, tried))} if tried else {}
-    return Contender(name, title, PTB | settings, sweeps, like, final or {}, seeds)
+    return Contender(name, title, PTB | settings, sweeps, final or {}, seeds)
 
 
 def _decayed(
@@ -499,25 +412,21 @@ def _decayed(
 def _ptb_contenders() -> Iterator[Contender]:
     like, four, shared = "leaves-4x256", leaves(4, 256), "shared leaves"
     title = f"4 trees, C = 256, {shared}"
-    yield _ptb("softmax", "softmax", 2, 4, 8, 16, 32, 64, 128, seeds=3, head="softmax")
-    yield _ptb(like, title, 4, 8, 16, seeds=3, **four)
-    yield _ptb("leaves-4x1024", f"4 trees, C = 1,024, {shared}", like=like, **leaves(4, 1024))
-    three = four | {"levels": 3, "leaf": 16}
-    yield _ptb(f"{like}-three-levels", f"{title}, three levels, G = 16", like=like, **three)
-    groups, binary = four | {"levels": None, "leaf": 16}, f"{title}, binary above groups of 16"
-    yield _ptb(f"{like}-groups", binary, like=like, seeds=3, **groups)
-    yield _ptb("leaves-1x256", f"one tree, C = 256, {shared}", like=like, seeds=3, **leaves(1, 256))
+    yield _ptb("softmax", "softmax", 64, 2, 4, 8, 16, 32, 128, seeds=3, head="softmax")
+    yield _ptb(like, title, 8, 4, 16, seeds=3, **four)
+    yield _ptb("leaves-4x1024", f"4 trees, C = 1,024, {shared}", **leaves(4, 1024))
+    yield _ptb("leaves-1x256", f"one tree, C = 256, {shared}", seeds=3, **leaves(1, 256))
     adaptive = {"head": "adaptive", OPTION: ("cutoffs=[1024]",)}
-    yield _ptb("adaptive", "adaptive softmax, 1,024 in the head", 2, 4, 8, seeds=3, **adaptive)
+    yield _ptb("adaptive", "adaptive softmax, 1,024 in the head", 4, 2, 8, seeds=3, **adaptive)
     draws = {"head": "sampled", OPTION: ("negatives=1024", "in_batch=false")}
-    yield _ptb("sampled", "sampled softmax, 1,024 negatives", 2, 4, 8, 16, seeds=3, **draws)
-    for n, tried in ((128, (2, 4, 8)), (512, (2, 4))):
+    yield _ptb("sampled", "sampled softmax, 1,024 negatives", 8, 2, 4, 16, seeds=3, **draws)
+    for n, tried in ((128, (4, 2, 8)), (512, (2, 4))):
         own = {"head": "sampled", OPTION: (f"negatives={n}",)}
         name, of = f"sampled-in-batch-{n}", f"sampled softmax, {n} {IN_BATCH}"
         yield _ptb(name, of, *tried, seeds=3, **own)
     name, forest = "forest-sampled", "forest of 4 trees, C = 256, 512 negatives"
     draws = FOREST | NEGATIVES
-    yield _ptb(name, forest, 1, 2, 4, **draws)
+    yield _ptb(name, forest, 2, 1, 4, **draws)
     dropout = {"dropout": 0.4, "dropout_input": 0.4, FACTOR: 4.0}
     yield _ptb(f"{name}-dropout", f"{forest}, dropout 0.4", 4, **draws | dropout)
     for decay in (0.05, 0.1, 0.3):
@@ -526,7 +435,7 @@ def _ptb_contenders() -> Iterator[Contender]:
     yield _decayed(f"{name}-tail", f"{forest}, {last}", 4.0, seeds=2, **draws | tail)
     for n_trees, clusters in ((1, 256), (2, 256), (8, 256), (4, 64), (4, 1024)):
         of = "forest of one tree" if n_trees == 1 else f"forest of {n_trees} trees"
-        shape = {"n_trees": n_trees, OPTION: ("negatives=512", f"clusters={clusters}")}
+        shape = NEGATIVES | {"n_trees": n_trees, "clusters": clusters}
         of = f"{of}, C = {clusters:,}, 512 negatives"
         yield _decayed(f"{name}-{n_trees}x{clusters}", of, 4.0, **FOREST | shape)
     every = "forest of 4 trees, C = 256, all classes"
@@ -538,48 +447,62 @@ def _ptb_contenders() -> Iterator[Contender]:
     yield _decayed("sampled-tail", f"{sampled}, {last}", 4.0, **draws | tail)
     yield _decayed("softmax", "softmax", 8.0, head="softmax")
     yield _decayed(like, title, 8.0, **four)
-    one = {"head": "trees", "n_trees": 1, "root": 256, "gate": "uniform"}
-    free = one | {OPTION: ("node_vectors=free",)}
-    yield _ptb("tree", "one tree, C = 256, binary below", 2, 4, 8, **free, leaf=1)
-    yield _ptb("two-levels", "one tree, C = 256, two levels", 2, 4, 8, **free, levels=2)
-    rates = (0.002, 0.004, 0.008)
-    softmax = {"head": "softmax", "tied": True}
-    yield _ptb("softmax-tied", "softmax, tied", *rates, sweep=RATE, seeds=3, **softmax)
-    tied = _ptb(
-        f"{like}-tied", f"{title}, tied", *rates, 0.016, sweep=RATE, seeds=3, **four, tied=True
-    )
-    yield replace(tied, sweeps={**tied.sweeps, FACTOR: (1.0, 2.0, 4.0, 8.0)})
-    wide = {**leaves(4, 1024), "tied": True}
-    yield _ptb(
-        "leaves-4x1024-tied", f"4 trees, C = 1,024, {shared}, tied", like=tied.name, seeds=3, **wide
-    )
-    for name, of, its in (
-        ("softmax", "softmax", {"head": "softmax"}),
-        ("sampled-in-batch-512", sampled, draws),
-        ("forest-sampled", forest, FOREST | NEGATIVES),
-        (like, title, four),
+    one = {"head": "trees", "n_trees": 1, "clusters": 256, "binary": True, "gate": "uniform"}
+    yield _ptb("tree", "one tree, C = 256, binary below", 4, 2, 8, **one)
+    rates, tied, softmax = (0.004, 0.002, 0.008), {"tied": True}, {"head": "softmax"}
+    yield _ptb("softmax-tied", "softmax, tied", *rates, sweep=RATE, seeds=3, **softmax, **tied)
+    rates = (0.008, 0.002, 0.004, 0.016)
+    of = f"{title}, tied"
+    found = _ptb(f"{like}-tied", of, *rates, sweep=RATE, seeds=3, **four, **tied)
+    yield replace(found, sweeps={**found.sweeps, FACTOR: (2.0, 1.0, 4.0, 8.0)})
+    best = {RATE: 0.008, FACTOR: 2.0}  # those of the one before
+    of = f"4 trees, C = 1,024, {shared}, tied"
+    yield _ptb("leaves-4x1024-tied", of, seeds=3, **leaves(4, 1024), **tied, **best)
+    more, decayed = (0.008, 0.004, 0.016), {**tied, DECAY: 0.1, FACTOR: 2.0}
+    for name, of, tried, its in (
+        ("softmax", "softmax", (0.016, 0.004, 0.008, 0.032), softmax),
+        ("sampled-in-batch-512", sampled, more, draws),
+        ("forest-sampled", forest, more, FOREST | NEGATIVES),
+        (like, title, more, four),
     ):
-        tried = (0.004, 0.008, 0.016, *((0.032,) if name == "softmax" else ()))
-        own = {**its, "tied": True, DECAY: 0.1, FACTOR: 2.0}
-        seeds = 3 if name == "forest-sampled" else 1
-        of = f"{of}, tied, weight decay 0.1"
+        seeds, of = 3 if name == "forest-sampled" else 1, f"{of}, tied, weight decay 0.1"
+        own = {**its, **decayed}
         yield _ptb(f"{name}-tied-decay-0.1", of, *tried, sweep=RATE, seeds=seeds, **own)
     for n_trees in (1, 2, 4, 8):
-        for root in (64, 256, 1024):
-            for model, its in ((like, {}), (tied.name, {"tied": True})):
-                name = f"leaves-{n_trees}x{root}{'-tied' * bool(its)}-2-epochs"
-                own = leaves(n_trees, root) | its
-                yield _ptb(name, name, like=model, final={"epochs": 2}, **own)
+        for clusters in (64, 256, 1024):
+            for its in ({}, tied | best):
+                name = f"leaves-{n_trees}x{clusters}{'-tied' * bool(its)}-2-epochs"
+                own = leaves(n_trees, clusters) | its
+                yield _ptb(name, name, final={"epochs": 2}, **own)
 
 
 def _ptb_config(settings: Settings, **more: Any) -> TrainConfig:
     return TrainConfig(**settings, **ONE_THREAD | {"save_interval": 120.0} | more)
 
 
-def measure_ptb(run: PlannedRun, corpus: Corpus, given: argparse.Namespace) -> dict[str, Any]:
-    """Train a model in a folder of its own."""
-    own = {"data": str(given.data), "run": str(given.runs / run.name), "seed": run.seed}
-    return measured_run(_ptb_config(run.settings, device=given.device, **own), corpus)
+def measure_ptb(run: Run, corpus: Corpus, given: argparse.Namespace) -> dict[str, Any]:
+    """Train a model in a folder of its own, or go on with a run there.
+
+    Returns ``valid``, ``test``: perplexities, None if training diverged; ``epochs``: validation
+    perplexity by epoch; ``head_parameters``.
+    """
+    folder = given.runs / run.name
+    own = {"data": str(given.data), "run": str(folder), "seed": run.seed}
+    try:
+        if not folder.exists():
+            train(_ptb_config(run.settings, device=given.device, **own), ConsoleReporter())
+        elif read_run(folder).final is None:
+            resume(folder, ConsoleReporter())
+    except TrainingError as error:
+        return {"valid": None, "test": None, "error": str(error)}
+    found = read_run(folder)
+    assert found.final is not None
+    return {
+        "valid": found.final.valid_perplexity,
+        "test": found.final.test_perplexity,
+        "epochs": [epoch.valid_perplexity for epoch in found.epochs],
+        "head_parameters": found.final.head_parameters,
+    }
 
 
 def time_ptb(corpus: Corpus) -> dict[str, Any]:
@@ -587,7 +510,7 @@ def time_ptb(corpus: Corpus) -> dict[str, Any]:
     ``F.cross_entropy``."""
     contenders = tuple(_ptb_contenders())
     configs = {c.name: _ptb_config(c.settings) for c in contenders if is_full(c)}
-    times = in_turns(turns_of({name: configs[name] for name in TIMED}, corpus))
+    times = step_times(trainer_steps({name: configs[name] for name in TIMED}, corpus))
 
     def share(config: TrainConfig) -> float:
         model = build_model(config, len(corpus.vocabulary), corpus.statistics())
@@ -610,11 +533,10 @@ PTB_TEXT = """\
 One LSTM layer, five epochs, one protocol for every head; **not converged**. The learning rate of
 the head (of the whole model for tied heads) was chosen for each head by the validation perplexity
 of the first seed; further seeds follow with the chosen one. Other shapes of trees take over the
-rate of four trees with C = 256. ± is the standard deviation over seeds. *Rows scored* are the
-vectors that a training step multiplies with a context, mean over the training text. *Head step* is
+rate of four trees with C = 256. ± is the standard deviation over seeds. *Head step* is
 a forward and backward pass of the untrained head alone over 700 contexts, as a share of that of
 `F.linear` + `F.cross_entropy` in the same process. With all classes in the last tenth of the steps,
-both are those of the others.
+it is that of the others.
 """
 
 
@@ -623,15 +545,11 @@ def is_full(contender: Contender) -> bool:
     return "epochs" not in contender.final
 
 
-def _tied(contender: Contender) -> bool:
-    return bool(contender.settings.get("tied"))
-
-
 def report_ptb(contenders: Sequence[Contender], records: Records) -> Report:
     """The page, its tables and pictures."""
     found = results(contenders, records)
-    full = [result for result in found if is_full(result.contender)]
-    shapes = [result for result in found if not is_full(result.contender)]
+    full = [one for one in found if is_full(one.contender)]
+    shapes = [one for one in found if not is_full(one.contender)]
     times = records.times()
     timed = [(r, share) for r in full if (share := times["shares"].get(r.contender.name))]
     title = "CPU time of a training step of the whole model over that with a softmax"
@@ -639,6 +557,13 @@ def report_ptb(contenders: Sequence[Contender], records: Records) -> Report:
         ("head", lambda pair: pair[0].title),
         ("step / softmax", lambda pair: pair[1], "{:.2f}".format),
     ]
+    curves = []
+    for one, share in timed:
+        perplexities = one.runs[0]["epochs"]
+        spent = [share * (n + 1) for n in range(len(perplexities))]
+        curves.append((one.title, spent, perplexities, TIMED.index(one.contender.name)))
+    ticks = (100, 110, 120, 130, 140, 150, 160, 180, 200)
+    x = {"xlim": (0, None), "xlabel": "training time, in epochs of the softmax"}
     return Report(
         "Trees beside softmaxes on Penn Treebank",
         [
@@ -652,7 +577,7 @@ def report_ptb(contenders: Sequence[Contender], records: Records) -> Report:
             "steps were timed in turns in one process and those of heads alone one after another, "
             f"medians; {made_on([times]) if timed else 'not yet'}",
         ],
-        pictures={"time": _time_picture(timed)},
+        pictures={"time": curve_picture(curves, (7.5, 4.2), ticks, **x)},
         introduction=PTB_TEXT,
     )
 
@@ -667,9 +592,8 @@ def _common(contenders: Sequence[Contender]) -> Iterator[str]:
 def _results(found: Sequence[Result], shares: Mapping[str, float]) -> Table:
     """With the head steps by name."""
 
-    def rates(result: Result) -> str:
-        swept = result.contender.sweeps or {"head_learning_rate_factor": ()}
-        return ", ".join(f"{result.settings[name]:g}" for name in swept)
+    def rates(one: Result) -> str:
+        return ", ".join(f"{one.settings[name]:g}" for name in one.contender.sweeps or (FACTOR,))
 
     columns: list[Column] = [
         ("head", lambda r: r.title),
@@ -678,7 +602,6 @@ def _results(found: Sequence[Result], shares: Mapping[str, float]) -> Table:
         ("test", lambda r: r.spread("test"), str),
         ("seeds", lambda r: len(r.runs), str),
         ("parameters", lambda r: r.mean("head_parameters"), _millions),
-        ("rows scored", lambda r: r.mean("rows"), lambda n: "" if n is None else f"{n:,.0f}"),
         ("head step", lambda r: shares.get(r.contender.name), decimals(2)),
     ]
     return table("Results", found, columns)
@@ -689,43 +612,19 @@ def _millions(value: float | None) -> str:
 
 
 def _shapes(found: Sequence[Result]) -> Iterator[Table]:
-    """Tables of the numbers of trees and the widths of the root."""
-    for tied in (False, True):
-        own = [result for result in found if _tied(result.contender) == tied]
-        by_shape = {(r.settings["n_trees"], r.settings["root"]): r.spread("valid") for r in own}
-        trees, roots = (sorted({shape[axis] for shape in by_shape}) for axis in (0, 1))
-        columns: list[Column] = [("trees, tied" if tied else "trees", str)]
-        columns += [(f"C = {root:,}", _of_shape(by_shape, root), str) for root in roots]
+    """Tables of the numbers of trees and of clusters."""
+    for tied in ("", "tied "):
+        own = [one for one in found if bool(one.settings.get("tied")) == bool(tied)]
+        by_shape = {(r.settings["n_trees"], r.settings["clusters"]): r.spread("valid") for r in own}
+        trees, clusters = (sorted({shape[axis] for shape in by_shape}) for axis in (0, 1))
+        rows = [(n, *(by_shape.get((n, c), "") for c in clusters)) for n in trees]
+        header = ["trees, tied" if tied else "trees", *(f"C = {c:,}" for c in clusters)]
         if own:
-            yield table(
-                f"Validation perplexity of {'tied ' * tied}trees with shared leaves after "
-                f"{own[0].settings['epochs']} epochs, a schedule of their own, one seed",
-                trees,
-                columns,
+            title = (
+                f"Validation perplexity of {tied}trees with shared leaves after "
+                f"{own[0].settings['epochs']} epochs, a schedule of their own, one seed"
             )
-
-
-def _of_shape(by_shape: Mapping[tuple[int, int], str], root: int) -> Callable[[int], str]:
-    return lambda n_trees: by_shape.get((n_trees, root), "")
-
-
-def _time_picture(timed: Sequence[tuple[Result, float]]) -> Any:
-    """Validation perplexity against time."""
-    figure = new_figure(7.5, 4.2)
-    axes = figure.subplots()
-    for result, share in timed:
-        perplexities = result.runs[0]["epochs"]
-        spent = [share * (n + 1) for n in range(len(perplexities))]
-        style = line_style(TIMED.index(result.contender.name))
-        axes.plot(spent, perplexities, marker="o", label=result.title, **style)
-    axes.set(yscale="log", xlim=(0, None), xlabel="training time, in epochs of the softmax")
-    axes.set_ylabel("validation perplexity (log scale)")
-    axes.yaxis.set_major_locator(FixedLocator([100, 110, 120, 130, 140, 150, 160, 180, 200]))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.grid(alpha=0.3)
-    legend(figure, loc="lower center", ncols=2)
-    return figure
+            yield row_table(title, header, rows, None, str)
 
 
 # ---- copies, different trees, feature subsets, gates
@@ -733,109 +632,73 @@ def _time_picture(timed: Sequence[tuple[Result, float]]) -> Any:
 FEW_CLASSES, FEATURES, RANK_ROWS, TOKENS = 1000, 64, 2000, 300_000
 CLUSTERS, START = 32, 0.05
 """Clusters of a tree of a forest; standard deviation of the first vectors of copies of one tree."""
-SMALL: dict[str, Any] = {
-    "embedding_size": FEATURES,
-    "hidden_size": FEATURES,
-    "layers": 1,
-    "dropout": 0.1,
-    "dropout_input": 0.1,
-    "epochs": 2,
-    "learning_rate": 0.004,
-    "schedule": "cosine",
-    "batch_size": 20,
-    "bptt": 35,
-}
-FACTORS = {FACTOR: (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)}
+SMALL = lstm(FEATURES, 0.1, 2, 0.004, "cosine")
+BEST = 32.0
+"""The best factor of one tree, of a forest of four and of a softmax. All trees have the first and
+all forests the second."""
+FACTORS = {FACTOR: (BEST, 2.0, 4.0, 8.0, 16.0, 64.0)}
+BASE, SOFTMAX, FOUR = "cluster-1", "softmax", "forest-cluster-4-gate"
 
 
-def _binary(
+def _ensemble(
     n_trees: int,
     recipe: str = "cluster",
     *,
-    subset: int | None = None,
+    head: str = "trees",
+    subset: int = FEATURES,
     gate: str = "uniform",
     identical: bool = False,
 ) -> Contender:
-    settings = {
-        "head": "trees",
-        "recipe": recipe,
-        "n_trees": n_trees,
-        "subset": subset or FEATURES,
-        "gate": gate,
-        "identical": identical,
-    }
-    features = {None: "all features", FEATURES // 2: "D/2", FEATURES // 4: "D/4"}[subset]
+    settings = {"head": head, "recipe": recipe, "n_trees": n_trees, "subset": subset}
+    settings |= {"gate": gate, "identical": identical}
+    features = {1: "all features", 2: "D/2", 4: "D/4"}[FEATURES // subset]
+    learned, forest = gate == "context", head == "forest"
     kind = "copies of one tree" if identical else "trees"
     title = f"{n_trees} {kind}" if n_trees > 1 else "one tree"
-    parts = [f"{title}, {recipe}", features, "learned gate" if gate == "context" else ""]
-    name = [recipe, str(n_trees), f"s{subset}" if subset else "", "copies" if identical else ""]
-    name.append("gate" if gate == "context" else "")
-    like = None if recipe == "cluster" and n_trees == 1 and subset is None else "cluster-1"
-    return Contender(
-        "-".join(part for part in name if part),
-        ", ".join(part for part in parts if part),
-        SMALL | {FACTOR: 4.0} | settings,
-        {} if like else FACTORS,
-        like,
-    )
-
-
-def _forest(
-    n_trees: int,
-    recipe: str = "cluster",
-    *,
-    subset: int | None = None,
-    gate: str = "context",
-    identical: bool = False,
-) -> Contender:
-    gate = gate if n_trees > 1 else "uniform"
-    found = _binary(n_trees, recipe, subset=subset, gate=gate, identical=identical)
-    settings = dict(found.settings) | {"head": "forest", FACTOR: 4.0}
-    first = found.name == "cluster-4-gate"
-    return replace(
-        found,
-        name=f"forest-{found.name}",
-        title=f"forest: {found.title}",
-        settings=settings,
-        sweeps=FACTORS if first else {},
-        like=None if first else "forest-cluster-4-gate",
-    )
+    title = "forest: " * forest + f"{title}, {recipe}, {features}" + ", learned gate" * learned
+    name = "forest-" * forest + f"{recipe}-{n_trees}" + f"-s{subset}" * (subset < FEATURES)
+    name += "-copies" * identical + "-gate" * learned
+    sweeps = FACTORS if name in (BASE, FOUR) else {}
+    return Contender(name, title, SMALL | {FACTOR: BEST} | settings, sweeps)
 
 
 def _randomized() -> Iterator[Contender]:
     half, quarter = FEATURES // 2, FEATURES // 4
-    yield _binary(1)
+    yield _ensemble(1)
     settings = SMALL | {FACTOR: 1.0, "head": "softmax"}
-    yield Contender("softmax", "softmax", settings, {FACTOR: (1.0, *FACTORS[FACTOR])})
-    yield _binary(4, identical=True)
-    yield _binary(4)
-    yield _binary(4, identical=True, gate="context")
-    yield _binary(4, gate="context")
-    yield _binary(4, identical=True, subset=half)
-    yield _binary(8, identical=True, subset=half)
+    yield Contender(SOFTMAX, "softmax", settings, {FACTOR: (*FACTORS[FACTOR], 1.0)})
+    yield _ensemble(4, identical=True)
+    yield _ensemble(4)
+    yield _ensemble(4, identical=True, gate="context")
+    yield _ensemble(4, gate="context")
+    yield _ensemble(4, identical=True, subset=half)
+    yield _ensemble(8, identical=True, subset=half)
     for n_trees in (2, 4, 8, 16):
-        yield _binary(n_trees, subset=half)
+        yield _ensemble(n_trees, subset=half)
     for n_trees in (4, 8, 16):
-        yield _binary(n_trees, subset=quarter)
+        yield _ensemble(n_trees, subset=quarter)
     for n_trees in (2, 8, 16):
-        yield _binary(n_trees)
-    yield _binary(16, gate="context")
-    yield _binary(8, subset=half, gate="context")
+        yield _ensemble(n_trees)
+    yield _ensemble(16, gate="context")
+    yield _ensemble(8, subset=half, gate="context")
     for recipe in ("huffman", "random"):
         for n_trees in (1, 4, 16):
-            yield _binary(n_trees, recipe)
-        yield _binary(8, recipe, subset=half)
-    yield _forest(4)
-    for n_trees in (1, 2, 8, 16):
-        yield _forest(n_trees)
-    yield _forest(4, identical=True)
-    yield _forest(4, gate="uniform")
-    yield _forest(4, subset=half)
-    yield _forest(8, subset=half)
-    for n_trees in (1, 4):
-        yield _forest(n_trees, "random")
+            yield _ensemble(n_trees, recipe)
+        yield _ensemble(8, recipe, subset=half)
+    one = partial(_ensemble, 1, head="forest")
+    forest = partial(_ensemble, head="forest", gate="context")
+    yield forest(4)
+    yield one()
+    for n_trees in (2, 8, 16):
+        yield forest(n_trees)
+    yield forest(4, identical=True)
+    yield forest(4, gate="uniform")
+    yield forest(4, subset=half)
+    yield forest(8, subset=half)
+    yield one("random")
+    yield forest(4, "random")
     mixture = SMALL | {FACTOR: 4.0, "head": "mos", "components": 4}
-    tried = {FACTOR: (2.0, 4.0, 8.0, 16.0, 32.0)}
+    tried = {FACTOR: (16.0, 2.0, 4.0, 8.0, 32.0)}
     yield Contender("mos-4", "mixture of 4 softmaxes", mixture, tried)
 
 
@@ -845,29 +708,29 @@ def first_words(data: Path) -> Corpus:
     return replace(corpus, train=corpus.train[:TOKENS])
 
 
-def randomized_head(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> Head:
+def randomized_head(settings: Settings, corpus: Corpus, seed: int) -> Head:
     """The output layer of a run."""
     classes, statistics = len(corpus.vocabulary), corpus.statistics()
-    frequencies = statistics.frequencies
+    size, frequencies = (FEATURES, classes), statistics.frequencies
     if settings["head"] == "softmax":
-        return Softmax(FEATURES, classes, frequencies=frequencies)
+        return Softmax(*size, frequencies=frequencies)
     if settings["head"] == "mos":
         components = settings["components"]
-        return MixtureOfSoftmaxes(FEATURES, classes, components=components, frequencies=frequencies)
+        return MixtureOfSoftmaxes(*size, components=components, frequencies=frequencies)
     n_trees, recipe = settings["n_trees"], settings["recipe"]
     vectors = [statistics.vectors(n_features=32)] if recipe == "cluster" else None
     noise = {"noise": 0.3} if recipe == "cluster" and n_trees > 1 else {}
     different = 1 if settings["identical"] else n_trees
     forest = settings["head"] == "forest"
-    shape = {"root": CLUSTERS, "levels": 2} if forest else {}
+    shape = {"clusters": CLUSTERS} if forest else {}
     trees = build_ensemble(recipe, classes, different, frequencies, vectors, seed, **noise, **shape)
     options = {"gate": settings["gate"], "frequencies": frequencies, "seed": seed}
     trees *= n_trees // different
-    if forest:
-        head = ForestSoftmax(FEATURES, classes, trees=trees, **options)
-        _prepare(head, settings["subset"], settings["identical"], seed)
-        return head
-    return TreeEnsemble(FEATURES, classes, trees, subset_size=settings["subset"], **options)
+    if not forest:
+        return TreeEnsemble(*size, trees, subset_size=settings["subset"], **options)
+    head = ForestSoftmax(*size, trees=trees, **options)
+    _prepare(head, settings["subset"], settings["identical"], seed)
+    return head
 
 
 def _prepare(head: ForestSoftmax, subset: int, identical: bool, seed: int) -> None:
@@ -884,39 +747,30 @@ def _prepare(head: ForestSoftmax, subset: int, identical: bool, seed: int) -> No
         weight.register_hook(lambda gradient: gradient * mask)
 
 
-def measure_randomized(run: PlannedRun, corpus: Corpus, given: object = None) -> dict[str, Any]:
-    """Train a model; its perplexities, ``head_parameters``, the ``rank`` of log P over the first
-    RANK_ROWS test contexts, and CPU ``seconds`` of an epoch."""
+def measure_randomized(run: Run, corpus: Corpus, given: object = None) -> dict[str, Any]:
+    """Train a model; its perplexities, ``head_parameters``, and the ``rank`` of log P over the
+    first RANK_ROWS test contexts."""
     settings = run.settings
     torch.set_num_threads(ONE_THREAD["threads"])
     torch.manual_seed(run.seed)
-    config = TrainConfig(
-        **{key: settings[key] for key in (*SMALL, FACTOR)}, seed=run.seed, **ONE_THREAD
-    )
-    backbone = AWDLSTM(
-        len(corpus.vocabulary),
-        config.embedding_size,
-        config.hidden_size,
-        dropout=config.dropout,
-        dropout_input=config.dropout_input,
-    )
+    own = {key: settings[key] for key in (*SMALL, FACTOR)}
+    config = TrainConfig(**own, seed=run.seed, **ONE_THREAD)
+    size = len(corpus.vocabulary), config.embedding_size, config.hidden_size
+    dropout = {"dropout": config.dropout, "dropout_input": config.dropout_input}
+    backbone = AWDLSTM(*size, **dropout)
     head = randomized_head(settings, corpus, run.seed)
     model = LanguageModel(backbone, head)
-    trainer, seconds = Trainer(model, corpus, config), 0.0
+    trainer = Trainer(model, corpus, config)
     for _ in range(config.epochs):
-        begin = time.process_time()
         for _ in trainer.steps():
             pass
-        seconds += time.process_time() - begin
         trainer.note_validation(0.0)
+    rows = min(RANK_ROWS, len(corpus.test))
     return {
         "valid": math.exp(evaluate(model, corpus.valid)),
         "test": math.exp(evaluate(model, corpus.test)),
         "head_parameters": sum(parameter.numel() for parameter in head.parameters()),
-        "rank": log_prob_rank(
-            model, np.asarray(corpus.test), min(RANK_ROWS, len(corpus.test)), torch.float64
-        ).press_rank,
-        "seconds": seconds / config.epochs,
+        "rank": log_prob_rank(model, np.asarray(corpus.test), rows, torch.float64).press_rank,
     }
 
 
@@ -928,13 +782,11 @@ two epochs. Small on purpose, so that every question gets three seeds. ± is the
 over seeds. *Copies of one tree* have the same tree and vectors of their own; without a learned gate
 and with all features they start equal, and only rounding errors, which the optimizer amplifies,
 drive them apart: enough to raise the rank, and no gain. *Rank* is that of the matrix log P over
-2,000 contexts of the test text, in float64 (at most 1,000). *Time* is CPU time of an epoch of
-training, as a share of that of one tree. A *forest* is a mixture of softmaxes over one output
-embedding, to which each tree adds the vectors of its 32 clusters (hstree.ForestSoftmax); its copies
-of one tree start with small random vectors, since equal ones would stay equal.
+2,000 contexts of the test text, in float64 (at most 1,000). A *forest* is a mixture of softmaxes
+over one output embedding, to which each tree adds the vectors of its 32 clusters
+(hstree.ForestSoftmax); its copies of one tree start with small random vectors, since equal ones
+would stay equal.
 """
-BASE, SOFTMAX = "cluster-1", "softmax"
-FOUR = "forest-cluster-4-gate"
 
 
 def report_randomized(contenders: Sequence[Contender], records: Records) -> Report:
@@ -946,8 +798,6 @@ def report_randomized(contenders: Sequence[Contender], records: Records) -> Repo
         [
             "the other trees have the factor of one tree on the head's learning rate, the other "
             "forests that of four trees",
-            "forests and the mixture ran on another machine than the trees and the softmax: their "
-            "times are not comparable",
         ],
         pictures={"": _ensemble_picture([r for r in found if r.mean("valid") is not None])},
         introduction=RANDOMIZED_TEXT,
@@ -955,19 +805,12 @@ def report_randomized(contenders: Sequence[Contender], records: Records) -> Repo
 
 
 def _ensembles(found: Sequence[Result]) -> Table:
-    base = next((r.mean("seconds") for r in found if r.contender.name == BASE), None)
-
-    def time(result: Result) -> str:
-        seconds = result.mean("seconds")
-        return f"{seconds / base:.2f}" if base and seconds else ""
-
     columns: list[Column] = [
         ("head", lambda r: r.title),
         ("valid", lambda r: r.spread("valid", 2), str),
         ("test", lambda r: r.spread("test", 2), str),
         ("parameters", lambda r: f"{(r.mean('head_parameters') or 0) / 1e3:.0f} k", str),
         ("rank", lambda r: r.spread("rank", 0), str),
-        ("time", time, str),
     ]
     return table("Results", found, columns)
 
@@ -1016,7 +859,7 @@ def _answers(found: Sequence[Result]) -> Table:
 
 
 _TREES = {"head": "trees", "recipe": "cluster", "gate": "uniform", "subset": 64, "identical": False}
-CURVES: Mapping[str, Mapping[str, Any]] = {
+CURVES: Mapping[str, Settings] = {
     "trees, all features": _TREES,
     "trees, half of the features": _TREES | {"subset": 32},
     "trees, a quarter": _TREES | {"subset": 16},
@@ -1032,17 +875,17 @@ def _ensemble_picture(found: Sequence[Result]) -> Any:
     figure = new_figure(8, 4)
     axes = figure.subplots()
     for number, (label, shape) in enumerate(CURVES.items()):
-        own = [r for r in found if shape.items() <= r.settings.items()]
-        points = [(r.mean("head_parameters") or 0, r.mean("valid"), r) for r in own]
-        points.sort(key=lambda point: point[0])
-        x, y = [size / 1e3 for size, _, _ in points], [value for _, value, _ in points]
+        points = sorted(
+            ((r.mean("head_parameters") or 0) / 1e3, r.mean("valid"), r.settings["n_trees"])
+            for r in found
+            if shape.items() <= r.settings.items()
+        )
+        x, y, n_trees = zip(*points, strict=True)
         axes.plot(x, y, marker="o", label=label, **line_style(number))
-        for size, value, result in points:
-            text = str(result.settings["n_trees"])
-            axes.annotate(text, (size / 1e3, value), (3, 3), fontsize=7, textcoords="offset points")
-    for result in found:
-        if result.contender.name == SOFTMAX:
-            axes.axhline(result.mean("valid"), color="gray", linestyle=":", label="softmax")
+        for text, *point in zip(n_trees, x, y, strict=True):
+            axes.annotate(str(text), point, (3, 3), fontsize=7, textcoords="offset points")
+    (softmax,) = (r.mean("valid") for r in found if r.contender.name == SOFTMAX)
+    axes.axhline(softmax, color="gray", linestyle=":", label="softmax")
     axes.set(xscale="log", xlabel="parameters of the head, thousands (numbers: trees)")
     axes.set_ylabel("validation perplexity")
     axes.grid(alpha=0.3)
@@ -1063,51 +906,41 @@ WARM_UP, LAST_RATE = 0.05, 0.1
 TRANSFORMER_RATE = 0.001
 """The best of 0.0005, 0.001 and 0.002 for a softmax, a sampled one and forests of one tree and of
 four, in runs of SHORT_STEPS on another text: the others were 4 to 13% worse."""
-LONGER = ("softmax", "sampled-in-batch", "forest-4", "forest-4-all")
-"""Contenders that also make a run of LONG steps."""
 TAIL = 0.1
 TAILS = {"sampled-in-batch": "softmax", "forest-4": "forest-4-all"}
-"""Contenders that make another such run, whose last TAIL of the steps score all classes; and the
+"""Contenders that make another long run, whose last TAIL of the steps score all classes; and the
 contender that has these steps."""
 
 
-def _transformer(name: str, title: str, *, seeds: int = 3, **head: Any) -> Contender:
-    settings = {
-        "head": name.split("-")[0],
-        **head,
-        "learning_rate": TRANSFORMER_RATE,
-        "steps": SHORT_STEPS,
-    }
-    return Contender(name, title, settings, seeds=seeds)
+def _transformers(steps: int) -> Iterator[Contender]:
+    common = {"learning_rate": TRANSFORMER_RATE, "steps": steps}
+    draws = {"negatives": 512}
+    forest = "forest of 4 trees, C = 256"
+    for name, title, head in (
+        ("softmax", "softmax", {}),
+        ("sampled-in-batch", "sampled softmax, 512 negatives and the batch's targets", draws),
+        ("forest-4", f"{forest}, 512 negatives", {"n_trees": 4, **draws}),
+        ("forest-1", "forest of one tree, C = 256, 512 negatives", {"n_trees": 1, **draws}),
+        ("forest-4-all", f"{forest}, all classes", {"n_trees": 4, "negatives": None}),
+    ):
+        settings = {"head": name.split("-")[0], **head, **common}
+        seeds = 1 if steps == LONG or name == "forest-4-all" else 3
+        yield Contender(name, title, settings, seeds=seeds)
 
 
-def _long(contender: Contender, tail: bool = False) -> Contender:
-    name, title, settings = contender.name, contender.title, {"steps": LONG}
-    if tail:
-        name, title = f"{name}-tail", f"{title}, all classes in the last tenth"
-        settings |= {"tail": TAIL}
-    own = contender.settings | settings
-    return replace(contender, name=f"{name}-long", title=title, settings=own, seeds=1)
+SHORT: Sequence[Contender] = tuple(_transformers(SHORT_STEPS))
 
 
-def _transformers() -> Iterator[Contender]:
-    yield _transformer("softmax", "softmax")
-    title = "sampled softmax, 512 negatives and the batch's targets"
-    yield _transformer("sampled-in-batch", title, negatives=512)
-    for trees in (4, 1):
-        title = f"forest of {trees} trees" if trees > 1 else "forest of one tree"
-        title += ", C = 256, 512 negatives"
-        yield _transformer(f"forest-{trees}", title, n_trees=trees, negatives=512)
-    title = "forest of 4 trees, C = 256, all classes"
-    yield _transformer("forest-4-all", title, seeds=1, n_trees=4, negatives=None)
+def _long_transformers() -> Iterator[Contender]:
+    long = [one for one in _transformers(LONG) if one.name != "forest-1"]
+    yield from (replace(one, name=f"{one.name}-long") for one in long)
+    for one in (one for one in long if one.name in TAILS):
+        title = f"{one.title}, all classes in the last tenth"
+        own = {**one.settings, "tail": TAIL}
+        yield replace(one, name=f"{one.name}-tail-long", title=title, settings=own)
 
 
-SHORT: Sequence[Contender] = tuple(_transformers())
-TRANSFORMERS = (
-    *SHORT,
-    *(_long(contender) for contender in SHORT if contender.name in LONGER),
-    *(_long(contender, tail=True) for contender in SHORT if contender.name in TAILS),
-)
+TRANSFORMERS = (*SHORT, *_long_transformers())
 
 
 def subwords(data: Path) -> Corpus:
@@ -1209,31 +1042,18 @@ def perplexity(model: Transformer, tokens: npt.NDArray[Any]) -> float:
     return math.exp(sum(losses) / len(losses))
 
 
-def measure_transformer(
-    run: PlannedRun, corpus: Corpus, given: argparse.Namespace
-) -> dict[str, Any]:
-    """Train.
-
-    Returns ``valid``: perplexity, None if training diverged; ``head_parameters`` beside the
-    embeddings; on the CPU ``bytes``, what a first step adds to the process, and ``seconds`` of its
-    time.
-    """
+def measure_transformer(run: Run, corpus: Corpus, given: argparse.Namespace) -> dict[str, Any]:
+    """Train. Returns ``valid``: perplexity, None if training diverged; ``head_parameters`` beside
+    the embeddings."""
     torch.set_num_threads(1)
-    begin = time.process_time()
     steps = transformer_steps(run.settings, corpus, run.seed, given.device)
-    model, on_cpu = next(steps), given.device == "cpu"
+    model = next(steps)
     tied = {id(parameter) for parameter in model.backbone.parameters()}
-    own = [p for p in model.head.parameters() if id(p) not in tied]
-    figures: dict[str, Any] = {
-        "head_parameters": sum(parameter.numel() for parameter in own),
-        "bytes": peak_extra_bytes(lambda: next(steps)) if on_cpu else None,
-    }
-    for _ in range(run.settings["steps"] - on_cpu):  # one step has been taken for the memory
+    own = sum(p.numel() for p in model.head.parameters() if id(p) not in tied)
+    for _ in range(run.settings["steps"]):
         next(steps)
     valid = perplexity(model, corpus.valid)
-    finite = math.isfinite(valid)
-    seconds = time.process_time() - begin if on_cpu else 0.0
-    return figures | {"valid": valid if finite else None, "seconds": seconds}
+    return {"valid": valid if math.isfinite(valid) else None, "head_parameters": own}
 
 
 TRANSFORMER_TEXT = f"""\
@@ -1242,89 +1062,49 @@ AdamW, a warmed-up cosine for each run, steps of {WINDOWS} windows of {WINDOW} s
 learning rate is {TRANSFORMER_RATE}. On another text, {SHORT_STEPS:,} steps with 0.0005 and 0.002
 had perplexities 4 to 13% higher for the softmax, the sampled one and the forests of one tree and of
 four; for {LONG:,} steps no other rate was tried. ± is the standard deviation over seeds. *Valid* is
-the perplexity of the first {TRANSFORMER_TOKENS:,} tokens. *Step* and *memory* are of a CPU: memory
-is what a first step adds to the process, gradients, optimizer state and workspaces, those of the
-backbone included. *Parameters* are those beside the embeddings. In the picture, triangles are the
-runs of {LONG:,} steps, those upside down with all classes in the last tenth of them, of which
-*step* is then the mean.
+the perplexity of the first {TRANSFORMER_TOKENS:,} tokens. *Step* is of a CPU. *Parameters* are
+those beside the embeddings. With all classes in the last tenth of the steps, *step* is the mean of
+both kinds.
 """
 
 
 def report_transformer(contenders: Sequence[Contender], records: Records) -> Report:
     """The page."""
-    title = "Output layers of a small transformer"
-    found = results(contenders, records)
-    shares = records.times()["shares"]
-    tables = [_transformer_table(found, shares, long) for long in (False, True)]
-    timed = [r for r in found if _share(r, shares) and r.mean("valid") is not None]
+    found, shares = results(contenders, records), records.times()["shares"]
+    tables = [
+        _transformer_table([one for one in found if one.settings["steps"] == steps], shares, steps)
+        for steps in (SHORT_STEPS, LONG)
+    ]
     return Report(
-        title,
+        "Output layers of a small transformer",
         [table for table in tables if table.rows],
         [f"the text: {records.all()[0]['text']}; the other subwords of {SUBWORDS:,} do not occur"],
-        pictures={"": _transformer_picture(timed, shares)} if timed else {},
         introduction=TRANSFORMER_TEXT,
     )
 
 
-def _of_head(result: Result) -> str:
-    """The name of a head, under which its steps are timed."""
-    return result.contender.name.removesuffix("-long").removesuffix("-tail")
+def _transformer_table(found: Sequence[Result], shares: Mapping[str, float], steps: int) -> Table:
+    def share(one: Result) -> float | None:
+        """The mean time of a step over that with a softmax."""
+        name = one.contender.name.removesuffix("-long").removesuffix("-tail")
+        tail = one.settings.get("tail", 0.0)
+        last = TAILS[name] if tail else name
+        if not {name, last} <= shares.keys():
+            return None
+        return (1 - tail) * shares[name] + tail * shares[last]
 
-
-def _share(result: Result, shares: Mapping[str, float]) -> float | None:
-    """The mean time of a step over that with a softmax."""
-    name, tail = _of_head(result), result.settings.get("tail", 0.0)
-    last = TAILS[name] if tail else name
-    if not {name, last} <= shares.keys():
-        return None
-    return (1 - tail) * shares[name] + tail * shares[last]
-
-
-def _is_long(result: Result) -> bool:
-    return int(result.settings["steps"]) == LONG
-
-
-def _transformer_table(found: Sequence[Result], shares: Mapping[str, float], long: bool) -> Table:
-    shown = [result for result in found if _is_long(result) == long]
     columns: list[Column] = [
         ("head", lambda r: r.title),
         ("valid", lambda r: r.spread("valid"), str),
         ("seeds", lambda r: len(r.runs), str),
-        ("step / softmax", lambda r: _share(r, shares), decimals(2)),
+        ("step / softmax", share, decimals(2)),
         ("parameters", lambda r: r.mean("head_parameters"), "{:,.0f}".format),
-        ("memory, MiB", _mean_mebibytes, decimals(0)),
     ]
-    return table(f"After {LONG if long else SHORT_STEPS:,} steps", shown, columns)
-
-
-def _mean_mebibytes(result: Result) -> float | None:
-    """Mean of the runs on a CPU."""
-    known = [bytes for run in result.runs if (bytes := run["bytes"]) is not None]
-    return fmean(known) / 2**20 if known else None
-
-
-def _transformer_picture(found: Sequence[Result], shares: Mapping[str, float]) -> Any:
-    """Validation perplexity against the time of a run."""
-    figure = new_figure(6, 4)
-    axes = figure.subplots()
-    heads = list(dict.fromkeys(map(_of_head, found)))
-    for result in found:
-        time, short = _share(result, shares), not _is_long(result)
-        assert time is not None
-        time *= result.settings["steps"]
-        marker = "o" if short else "v" if "tail" in result.settings else "^"
-        style = line_style(heads.index(_of_head(result))) | {"linestyle": "", "marker": marker}
-        label = result.title if short else None
-        axes.plot([time], [result.mean("valid")], label=label, **style)
-    axes.set(xlim=(0, None), xlabel="time of the run, in steps with a softmax")
-    axes.set_ylabel("validation perplexity")
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", frameon=False, fontsize="small")
-    return figure
+    return table(f"After {steps:,} steps", found, columns)
 
 
 def time_transformer(corpus: Corpus) -> dict[str, Any]:
-    return in_turns({c.name: transformer_steps(c.settings, corpus, 1) for c in SHORT})
+    return step_times({c.name: transformer_steps(c.settings, corpus, 1) for c in SHORT})
 
 
 # ---- 100,000 classes and more
@@ -1332,26 +1112,15 @@ def time_transformer(corpus: Corpus) -> dict[str, Any]:
 VALID_TOKENS = 24_576
 LARGE_TIMES = (1000, 2000, 4000, 8000, 16000, 30000)
 """Times that have a column in the table, in steps of the first contender."""
-LARGE: dict[str, Any] = {
-    "embedding_size": 200,
-    "hidden_size": 200,
-    "sparse_embedding": True,
-    "layers": 1,
-    "dropout": 0.1,
-    "dropout_input": 0.1,
-    "epochs": 1000,  # the CPU time ends a run
-    "learning_rate": 0.002,
-    "schedule": "constant",
-    "batch_size": 20,
-    "bptt": 35,
-}
+LARGE = lstm(200, 0.1, 1000, 0.002, "constant") | {"sparse_embedding": True}
+"""The CPU time ends a run."""
 TRIED_SECONDS, SECONDS, POINTS = 60, 500, 8
 """CPU seconds of a run that tries a rate, those of the others, and points of their curves, each
 after twice the time of the one before."""
-MEMORY_STEPS = 3
 
 
-def _large(name: str, title: str, *, factors: tuple[float, ...] = (), **own: Any) -> Contender:
+def _large(name: str, title: str, *factors: float, **own: Any) -> Contender:
+    """``factors``: the best one first."""
     common = LARGE | {FACTOR: 8.0, "seconds": TRIED_SECONDS if factors else SECONDS}
     sweeps = {FACTOR: factors} if factors else {}
     final = {"seconds": SECONDS} if factors else {}
@@ -1360,24 +1129,22 @@ def _large(name: str, title: str, *, factors: tuple[float, ...] = (), **own: Any
 
 
 def _large_contenders() -> Iterator[Contender]:
-    tried, low = (2.0, 4.0, 8.0), (1.0, 2.0, 4.0, 8.0)
     sampled = {"head": "sampled", "sparse": True, "head_option": ("negatives=128",)}
     title = "sampled softmax, 128 negatives and the batch's targets"
-    yield _large("sampled-in-batch", title, factors=tried, **sampled)
+    yield _large("sampled-in-batch", title, 4.0, 2.0, 8.0, **sampled)
     more = sampled | {"head_option": ("negatives=512",)}
     title = "sampled softmax, 512 negatives and the batch's targets"
-    yield _large("sampled-in-batch-512", title, factors=tried, **more)
+    yield _large("sampled-in-batch-512", title, 4.0, 2.0, 8.0, **more)
     forest = sampled | {"head": "forest", "n_trees": 4, "gate": "context"}
     title = "forest of 4 trees, C = 512, 128 negatives"
-    yield _large("forest-4", title, factors=low, **forest)
+    yield _large("forest-4", title, 2.0, 1.0, 4.0, 8.0, **forest)
     old = sampled | {"head_option": ("negatives=1024", "in_batch=false")}
-    yield _large("sampled", "sampled softmax, 1,024 negatives", factors=(4.0, 8.0, 16.0), **old)
-    own = {"head": "trees", "root": 512, "leaf": 1, "sparse": True}
-    for n_trees, gate in ((1, "uniform"), (4, "context")):
-        title = "one tree" if n_trees == 1 else f"{n_trees} trees"
-        own |= {"n_trees": n_trees, "gate": gate}
-        title += ", C = 512, binary below"
-        yield _large(f"trees-{n_trees}-binary", title, factors=low if n_trees == 1 else (), **own)
+    yield _large("sampled", "sampled softmax, 1,024 negatives", 8.0, 4.0, 16.0, **old)
+    trees = {"head": "trees", "clusters": 512, "binary": True, "sparse": True}
+    one, four = ({"n_trees": n, "gate": g} for n, g in ((1, "uniform"), (4, "context")))
+    below = "C = 512, binary below"
+    yield _large("trees-1-binary", f"one tree, {below}", 2.0, 1.0, 4.0, 8.0, **trees, **one)
+    yield _large("trees-4-binary", f"4 trees, {below}", **trees, **four)
     yield _large("adaptive", "adaptive softmax", head="adaptive")
     yield _large("softmax", "softmax", head="softmax")
     dense = sampled | {"sparse_embedding": False}
@@ -1392,32 +1159,18 @@ def _large_config(settings: Mapping[str, Any], seed: int = 1) -> TrainConfig:
     return TrainConfig(seed=seed, **own, **ONE_THREAD)
 
 
-def measure_large(run: PlannedRun, corpus: Corpus, given: object = None) -> dict[str, Any]:
+def measure_large(run: Run, corpus: Corpus, given: object = None) -> dict[str, Any]:
     """Train for the CPU time of the run.
 
     Returns ``valid``: perplexity of the first VALID_TOKENS validation tokens at the end, None if
     training diverged; ``points``: CPU ``seconds`` of training, ``tokens`` seen and ``valid``;
-    ``head_parameters``; ``rows`` of ``rows_scored``; ``bytes``: parameters of the head, and what
-    the first steps add to the process, None in a run that tries a rate.
+    ``head_parameters``.
     """
     seconds, config = run.settings["seconds"], _large_config(run.settings, run.seed)
     torch.set_num_threads(ONE_THREAD["threads"])
-    statistics = corpus.statistics()
-    model = build_model(config, len(corpus.vocabulary), statistics)
-
-    def first_steps() -> None:
-        for _ in islice(endless_steps(Trainer(model, corpus, config)), MEMORY_STEPS):
-            pass
-
-    extra = None
-    if seconds >= SECONDS:
-        extra = peak_extra_bytes(first_steps)
-        model = build_model(config, len(corpus.vocabulary), statistics)
-    parameters = own_parameter_count(model.head, model.backbone)
+    model = build_model(config, len(corpus.vocabulary), corpus.statistics())
     figures: dict[str, Any] = {
-        "head_parameters": parameters,
-        "rows": rows_scored(model.head, statistics.frequencies, config.batch_size * config.bptt),
-        "bytes": None if extra is None else extra + 4 * parameters,
+        "head_parameters": own_parameter_count(model.head, model.backbone),
         "points": [],
     }
     trainer, valid = Trainer(model, corpus, config), corpus.valid[:VALID_TOKENS]
@@ -1453,10 +1206,7 @@ more than others. Between two points of a curve, perplexity is interpolated.
 
 The gradients of the word embeddings are row-sparse: a dense update of them takes most of a step.
 The factor of the head's rate was chosen in runs of 60 CPU seconds; the final runs have 500. A
-softmax makes too few steps in 60: it has the default of 8. *Memory* is the parameters of the head
-and what the first training steps add to the process: gradients, optimizer state and workspaces,
-those of the backbone included, which are the same for all. *Rows scored* are the vectors that a
-training step multiplies with a context, mean over the training text.
+softmax makes too few steps in 60: it has the default of 8.
 """
 
 Curve = Sequence[tuple[float, float]]
@@ -1466,30 +1216,28 @@ Curve = Sequence[tuple[float, float]]
 def report_large(contenders: Sequence[Contender], records: Records) -> Report:
     """The page, its tables and its picture."""
     step = records.times()["shares"]
-    found = _finished(contenders, records, step)
-    tables = _curve_table("Validation perplexity by training time", found, step)
+    found = [
+        (one, curve(one, step))
+        for one in results(contenders, records)
+        if one.runs[0].get("points") and one.contender.name in step
+    ]
+    curves = [(r.title, *zip(*its, strict=True), n) for n, (r, its) in enumerate(found)]
+    ticks = (45, 60, 80, 100, 150, 200, 300, 500)
+    x = {"xscale": "log", "xlabel": "training time, in steps of the first head"}
     return Report(
         "Output layers at 100,000 classes and more",
-        [tables, sweep_table(contenders, records)],
+        [_curve_table(found, step), sweep_table(contenders, records)],
         [f"the text: {records.all()[0]['text']}", "learning rates were tried in the shorter runs"],
-        pictures={"": _curve_picture(found, step)},
+        pictures={"": curve_picture(curves, (7, 4.8), ticks, **x)},
         introduction=LARGE_TEXT,
     )
 
 
-def _finished(
-    contenders: Sequence[Contender], records: Records, step: Mapping[str, float]
-) -> list[Result]:
-    """The contenders with a curve and a timed step."""
-    found = results(contenders, records)
-    return [r for r in found if r.runs[0].get("points") and r.contender.name in step]
-
-
-def curves(result: Result, step: Mapping[str, float]) -> list[Curve]:
-    """The points of each run."""
-    tokens = result.settings["batch_size"] * result.settings["bptt"]
-    share = step[result.contender.name] / tokens
-    return [[(p["tokens"] * share, p["valid"]) for p in run["points"]] for run in result.runs]
+def curve(one: Result, step: Mapping[str, float]) -> Curve:
+    """The points of the run."""
+    tokens = one.settings["batch_size"] * one.settings["bptt"]
+    share = step[one.contender.name] / tokens
+    return [(point["tokens"] * share, point["valid"]) for point in one.runs[0]["points"]]
 
 
 def perplexity_at(points: Curve, time: float) -> float | None:
@@ -1500,52 +1248,27 @@ def perplexity_at(points: Curve, time: float) -> float | None:
     return float(np.exp(np.interp(np.log(time), np.log(times), np.log(perplexities))))
 
 
-def _cell(curves: Sequence[Curve], time: float) -> str:
-    """Mean ± standard deviation of the perplexity at a time, over the curves that reach it."""
-    values = [perplexity_at(points, time) for points in curves]
-    return "" if set(values) <= {None} else spread(values, 1)
+def _curve_table(found: Sequence[tuple[Result, Curve]], step: Mapping[str, float]) -> Table:
+    def or_nothing(form: str) -> Callable[[float | None], str]:
+        return lambda value: "" if value is None else form.format(value)
 
-
-def _curve_table(title: str, found: Sequence[Result], step: Mapping[str, float]) -> Table:
-    columns: list[Column] = [("head", lambda r: r.title)]
+    columns: list[Column] = [("head", lambda pair: pair[0].title)]
     columns += [
-        (f"time {time:,}", lambda r, time=time: _cell(curves(r, step), time), str)
+        (f"time {time:,}", lambda p, time=time: perplexity_at(p[1], time), or_nothing("{:.1f}"))
         for time in LARGE_TIMES
     ]
     columns += [
-        ("end", lambda r: curves(r, step)[0][-1][1], decimals(1)),
-        ("time of the end", lambda r: curves(r, step)[0][-1][0], decimals(0)),
-        ("step", lambda r: step[r.contender.name], decimals(2)),
-        ("parameters", lambda r: r.runs[0]["head_parameters"] / 1e6, "{:.1f} M".format),
-        ("memory", lambda r: r.runs[0]["bytes"], _mebibytes),
-        ("rows scored", lambda r: r.runs[0]["rows"], decimals(0)),
+        ("end", lambda p: p[1][-1][1], decimals(1)),
+        ("time of the end", lambda p: p[1][-1][0], decimals(0)),
+        ("step", lambda p: step[p[0].contender.name], decimals(2)),
+        ("parameters", lambda p: p[0].runs[0]["head_parameters"] / 1e6, "{:.1f} M".format),
     ]
-    return table(title, found, columns)
-
-
-def _mebibytes(size: float | None) -> str:
-    return "" if size is None else f"{size / 2**20:,.0f} MiB"
-
-
-def _curve_picture(found: Sequence[Result], step: Mapping[str, float]) -> Any:
-    """Validation perplexity against training time."""
-    figure = new_figure(7, 4.8)
-    axes = figure.subplots()
-    for number, result in enumerate(found):
-        times, values = zip(*curves(result, step)[0], strict=True)
-        axes.plot(times, values, label=result.title, **line_style(number))
-    axes.set(xscale="log", yscale="log", xlabel="training time, in steps of the first head")
-    axes.set_ylabel("validation perplexity (log scale)")
-    axes.yaxis.set_major_locator(FixedLocator([45, 60, 80, 100, 150, 200, 300, 500]))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.grid(alpha=0.3, which="both")
-    figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize="small")
-    return figure
+    return table("Validation perplexity by training time", found, columns)
 
 
 def time_large(corpus: Corpus) -> dict[str, Any]:
-    return in_turns(turns_of({c.name: _large_config(c.settings) for c in LARGE_CONTENDERS}, corpus))
+    configs = {c.name: _large_config(c.settings) for c in LARGE_CONTENDERS}
+    return step_times(trainer_steps(configs, corpus))
 
 
 # ---- the command

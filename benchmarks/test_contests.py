@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +20,10 @@ import torch
 import hstree
 from benchmarks.contest import TINY, Build, Size, contest
 from benchmarks.decoding import DECODED_ROWS, SCREENED_CONTESTS, SCREENED_SIZES
-from benchmarks.ensembles import MODULE, SHARED_SIZES
 from benchmarks.heads import HEAD_CONTESTS, MOS_SIZE, SIZE
-from benchmarks.memory import measure
+from benchmarks.memory import of_process
 from benchmarks.optimizers import OPTIMIZER_SIZES, TRAINING_SIZES
-from benchmarks.paths import GROWTH, MANY, PATH_SIZES, WIKITEXT, errors
+from benchmarks.paths import GROWTH, PATH_SIZES, WIKITEXT
 from benchmarks.registry import CONTESTS
 from benchmarks.trainer import TRAINER_SIZE
 from benchmarks.word2vec import LIBRARIES, WORD2VEC_SIZES
@@ -34,15 +34,11 @@ RUNS: dict[str, tuple[Size, int]] = {
     "default trees": (SIZE, 5),
     "mixtures": (SIZE, 3),
     "mos": (MOS_SIZE, 3),
-    **{f"path, V = {s.classes}": (s, 1 if s.classes >= MANY else 3) for s in PATH_SIZES},
+    **{f"path, V = {s.classes}": (s, 3) for s in PATH_SIZES},
     "threads": (WIKITEXT, 9),
     "precision": (WIKITEXT, 9),
     "growth, T = 1": (GROWTH, 9),
     "growth, T = 8": (GROWTH, 9),
-    "wide": (WIKITEXT, 3),
-    "wide parts": (WIKITEXT, 9),
-    "binary parts": (WIKITEXT, 9),
-    **{f"shared leaves, V = {classes}": (s, 9) for classes, s in SHARED_SIZES.items()},
     **{f"optimizers, V = {s.classes}": (s, 7) for s in OPTIMIZER_SIZES},
     **{f"training steps, V = {s.classes}": (s, 5) for s in TRAINING_SIZES},
     "trainer": (TRAINER_SIZE, 9),
@@ -60,15 +56,15 @@ for name, size in zip(SCREENED_CONTESTS, SCREENED_SIZES.values(), strict=True):
     DEVICES.append((name, "cuda"))
 
 
-def weighed(name: str) -> list[str]:
-    """The contestants whose memory is measured."""
-    size, names = RUNS[name][0], list(CONTESTS[name])
-    if name.startswith("path, "):
-        return [of for of in names if "T = " in of or size.classes < MANY]
-    if name == "wide":
-        return [MODULE]
-    most = f"training steps, V = {TRAINING_SIZES[-1].classes}"
-    return names if name in ("heads", "default trees", "mixtures", "mos", most) else []
+WEIGHED = ("heads", "default trees", "mixtures", "mos", "path, ", "training steps, V = 100000")
+"""The contests whose memory is measured."""
+
+
+def first_step(name: str, of: str, size: Size, device: str) -> tuple[Callable[[], object], str]:
+    """A step of a contestant, after a tiny one."""
+    build = CONTESTS[name][of]
+    build(TINY, device).step()
+    return build(size, device).step, device
 
 
 @pytest.mark.filterwarnings("ignore")  # of gensim and fastText
@@ -79,13 +75,9 @@ def test_contest(benchmark: Any, short: bool, name: str, device: str) -> None:
     torch.manual_seed(0)
     benchmark.extra_info["name"] = name
     result = contest(benchmark, CONTESTS[name], size, device, rounds)
-    if name == "precision":
-        found = errors(size, torch.bfloat16)
-        result["T = 8, bfloat16"]["error"] = found["hstree"]
-        result["torch tree, T = 8, bfloat16"] = {"parameters": 0, "error": found["torch"]}
-    if not short and (names := weighed(name)):
-        for of, peak in measure(name, names, size, device).items():
-            result[of]["peak_bytes"] = peak
+    if not short and name.startswith(WEIGHED):
+        for of in CONTESTS[name]:
+            result[of]["peak_bytes"] = of_process(first_step, name, of, size, device)
 
 
 def skip_unless_possible(name: str, device: str) -> None:
@@ -117,5 +109,5 @@ def test_best_words_without_a_gpu(build: Build) -> None:
 
 
 def test_peak_memory_of_another_process() -> None:
-    peak = measure("mos", ["mos"], TINY, "cpu")["mos"]
+    peak = of_process(first_step, "mos", "mos", TINY, "cpu")
     assert peak is None or 0 < peak < 2**26

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures import FIGURES, PAGES, PLACE, RESULTS, filled, heads, named, tables
+from benchmarks import figures
+from benchmarks.figures import FIGURES, PAGES, PLACE, RESULTS, filled, named, tables
 
 FIGURE = re.compile(r"(?<![\w.,/-])\d[\d,]*(?:\.\d+)? ?%|(?<![\w.,/-])\d[\d,]*\.\d+(?![\w.]*\w)")
 VERSION = re.compile(r"\b(?:torch|Python|CUDA|transformers|TRL|presets) \d+(?:[., or and]+\d+)*")
@@ -68,15 +69,15 @@ def test_figures_are_found_in_prose() -> None:
 
 
 def test_places_keep_what_is_around_them() -> None:
-    figures = {"one": lambda old: "2", "table": lambda old: f"{old.strip()}|\n"}
+    places = {"one": lambda old: "2", "table": lambda old: f"{old.strip()}|\n"}
     text = (
         "a <!-- one: begin -->1<!-- one: end --> b\n<!-- table: begin -->\n|\n<!-- table: end -->\n"
     )
-    once = filled(text, figures)
+    once = filled(text, places)
     assert once == text.replace("-->1<", "-->2<").replace("\n|\n", "\n||\n")
-    assert filled("<!-- one: begin --> no end", figures) == "<!-- one: begin --> no end"
+    assert filled("<!-- one: begin --> no end", places) == "<!-- one: begin --> no end"
     with pytest.raises(KeyError, match="two"):
-        filled("<!-- two: begin --><!-- two: end -->", figures)
+        filled("<!-- two: begin --><!-- two: end -->", places)
 
 
 def test_tables_are_those_of_the_page() -> None:
@@ -92,6 +93,7 @@ def test_tables_are_those_of_the_page() -> None:
 def test_rows_of_heads_get_the_figures_of_their_record() -> None:
     row = "| `{}` | f(l) | {} |".format
     old = [row("PLIF`, `plif", "9 | 9 | 9 M"), row("X`, `no-such-head", "1 | 2 | 3 M")]
-    timed = named("cpu.md", "A loss of every head").row("plif")
-    new = " | ".join(timed[column] for column in ("time", "peak extra memory", "parameters"))
-    assert heads("\n".join(old)) == f"{row('PLIF`, `plif', new)}\n{old[1]}"
+    (cells,) = (row for row in named("cpu.md", "heads").rows if row[0] == "plif")
+    memory = figures.times_of("heads", "plif", figures.FLAT, "peak_bytes")
+    new = f"{cells[1].partition(' ')[0]} | {memory:.2f} | {cells[-1]}"
+    assert figures.heads("\n".join(old)) == f"{row('PLIF`, `plif', new)}\n{old[1]}"

@@ -12,37 +12,25 @@ import pytest
 
 from hstree.trees import cluster_tree, huffman_tree, random_tree
 
-MILLION = 1_000_000
+MILLION, WORDS = 1_000_000, 33_278
 
 
-def zipf(classes: int) -> np.ndarray[Any, Any]:
-    return 1.0 / np.arange(1, classes + 1)
+@pytest.mark.parametrize("recipe", ["random", "huffman", "cluster", "tables"])
+def test_trees(benchmark: Any, recipe: str) -> None:
+    """``tables``: those of a Huffman tree."""
+    classes = WORDS if recipe == "cluster" else MILLION
+    frequencies = 1.0 / np.arange(1, classes + 1)
+    vectors = np.random.default_rng(0).normal(size=(WORDS, 100)).astype(np.float32)
+    build = {
+        "random": lambda: random_tree(classes),
+        "huffman": lambda: huffman_tree(frequencies),
+        "cluster": lambda: cluster_tree(vectors, frequencies),
+        "tables": lambda tree: tree.tables(),
+    }
 
+    def fresh() -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return ((huffman_tree(frequencies),) if recipe == "tables" else ()), {}
 
-@pytest.mark.parametrize("recipe", ["random", "huffman"])
-def test_million_classes(benchmark: Any, recipe: str) -> None:
-    benchmark.group = "trees (1000000 classes)"
-    frequencies = zipf(MILLION)
-    build = {"random": lambda: random_tree(MILLION), "huffman": lambda: huffman_tree(frequencies)}
-    tree = benchmark.pedantic(build[recipe], rounds=3, warmup_rounds=1)
-    assert tree.n_classes == MILLION
-
-
-def test_tables_of_a_million_classes(benchmark: Any) -> None:
-    benchmark.group = "trees (1000000 classes)"
-    frequencies = zipf(MILLION)
-
-    def fresh() -> tuple[tuple[Any], dict[str, Any]]:
-        return (huffman_tree(frequencies),), {}
-
-    tables = benchmark.pedantic(lambda tree: tree.tables(), setup=fresh, rounds=3)
-    assert tables.n_binary == MILLION - 1
-
-
-def test_cluster(benchmark: Any) -> None:
-    benchmark.group = "trees (33278 classes, 100 features)"
-    classes = 33_278
-    vectors = np.random.default_rng(0).normal(size=(classes, 100)).astype(np.float32)
-    frequencies = zipf(classes)
-    tree = benchmark.pedantic(lambda: cluster_tree(vectors, frequencies), rounds=3)
-    assert tree.n_classes == classes
+    benchmark.group = f"trees ({classes} classes)"
+    made = benchmark.pedantic(build[recipe], setup=fresh, rounds=3)
+    assert made.n_binary == classes - 1

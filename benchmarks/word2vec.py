@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.contest import Build, Contestant, Size
-from hstree.heads.trees.layout import Layout
+from hstree.heads.trees import Paths
 from hstree.ops import path_log_prob
 from hstree.trees import build_ensemble
 
@@ -48,31 +48,26 @@ def pairs(lines: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     return np.concatenate(both)
 
 
-def code_lengths(counts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Number of nodes on the path of each word in a Huffman tree."""
-    offset = build_ensemble("huffman", len(counts), 1, counts)[0].tables().path_offset
-    return np.diff(offset)
-
-
 def visits(lines: list[np.ndarray[Any, Any]]) -> int:
     """Number of visits in an epoch: the same for any Huffman tree, except for words at the ends of
     lines."""
-    lengths = code_lengths(np.bincount(np.concatenate(lines)))
-    return int(lengths[pairs(lines)[:, 1]].sum())
+    counts = np.bincount(np.concatenate(lines))
+    tree = build_ensemble("huffman", len(counts), 1, counts)[0]
+    return int(np.diff(tree.tables().path_offset)[pairs(lines)[:, 1]].sum())
 
 
 def _hstree(size: Size, device: str) -> Contestant:
     lines = corpus(size.classes)
     counts = np.bincount(np.concatenate(lines))
-    layout = Layout(build_ensemble("huffman", size.classes, 1, counts))
+    paths = Paths(build_ensemble("huffman", size.classes, 1, counts), None, 1, sparse=True)
     contexts, targets = torch.from_numpy(pairs(lines).T.copy())
     vectors = torch.empty(size.classes, size.features)
     torch.nn.init.uniform_(vectors, -0.5 / size.features, 0.5 / size.features)
     weight, bias = torch.zeros(1, size.classes - 1, size.features), None
     parameters = [vectors.requires_grad_(), weight.requires_grad_()]
     optimizer = torch.optim.SGD(parameters, lr=1.0)
-    tables = layout.path_offset, layout.path, layout.leaf_position
-    options: dict[str, Any] = {"max_depth": layout.max_depth, "sparse": True}
+    tables = paths.path_offset, paths.path, paths.leaf_position
+    options: dict[str, Any] = {"max_depth": paths.max_depth, "sparse": True}
 
     def epoch() -> None:
         batches = contexts.split(size.rows), targets.split(size.rows)

@@ -37,12 +37,12 @@ nitpick_ignore_regex = [
         r"|safetensors|tokenizers|transformers)(\..*)?",
     ),
     ("py:class", "Tensor|Module|Size|ParamsT|_Module|Activation"),
-    ("py:class", r"(hstree\.heads\.tying\.)?HasWeight"),
+    ("py:class", r"(hstree\.heads\.state\.)?HasWeight"),
     ("py:class", r"Unpack|(Head|Flat|Draw|Latent|Tree)Options"),
     ("py:(class|exc)", r"hstree\.lab\.\w+\.\w+|StudyError|StudyInterrupted"),
     (
         "py:class",
-        r"hstree\.heads\.trees\.nodes\.Block|Function|Context|hstree\.lm\.train\.(_Value|Step)",
+        r"Function|Context|hstree\.lm\.train\.(_Value|Step)",
     ),
 ]
 

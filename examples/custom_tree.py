@@ -61,7 +61,9 @@ def main() -> None:
     features = prototype[target] + 1.5 * torch.randn(ROWS, FEATURES)
     (features, test), (target, truth) = features.chunk(2), target.chunk(2)
 
-    head = hstree.TreeEnsemble(FEATURES, len(names), [tree])
+    # The head has two levels: the lowest groups of the hierarchy, and the classes of each.
+    groups = tree.collapse(sum(map(len, HIERARCHY.values())))
+    head = hstree.TreeEnsemble(FEATURES, len(names), [groups])
     for name, module in (("tree", head), ("softmax", hstree.Softmax(FEATURES, len(names)))):
         optimizer = hstree.optim.AdamW(module.parameters(), lr=0.03)
         for _ in range(arguments.steps):

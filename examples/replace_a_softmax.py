@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hstree
-from hstree.lm.data import embedded_corpus
+from hstree.lm.data import load_corpus
 
 CONTEXT, FEATURES, BATCH = 4, 200, 256
 
@@ -43,7 +43,7 @@ def main() -> None:
     arguments = parser.parse_args()
     steps = arguments.steps
 
-    corpus = embedded_corpus(max_vocabulary=arguments.classes)
+    corpus = load_corpus(max_vocabulary=arguments.classes)
     n_classes = len(corpus.vocabulary)
     train, valid = torch.tensor(corpus.train).long(), torch.tensor(corpus.valid).long()
     windows = train.unfold(0, CONTEXT + 1, 1)

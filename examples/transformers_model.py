@@ -13,7 +13,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import hstree
-from hstree.lm.data import detokenize, embedded_corpus
+from hstree.lm.data import detokenize, load_corpus
 from hstree.transformers import from_pretrained, replace_lm_head
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     steps = parser.parse_args().steps
     torch.manual_seed(0)
 
-    corpus = embedded_corpus()  # the docstrings of this Python installation, as words
+    corpus = load_corpus()  # the docstrings of this Python installation, as words
     n_classes = len(corpus.vocabulary)
     tokens = torch.tensor(corpus.train).long()
     end = corpus.vocabulary.end

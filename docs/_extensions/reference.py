@@ -40,6 +40,15 @@ def skip_fields(
     return True if type(obj).__name__ == "_tuplegetter" else None
 
 
+def keep_colons(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
+    """Begins the text below a field with an empty comment: napoleon reads what stands before the
+    first colon of the first line as a type."""
+    if what == "attribute":
+        lines[:0] = ["..", ""]
+
+
 def join_attributes(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
@@ -69,6 +78,7 @@ def find_inherited(
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-bases", show_public_bases)
+    app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", join_attributes, priority=600)  # after napoleon
     app.connect("autodoc-skip-member", skip_fields)
     app.connect("missing-reference", find_inherited)

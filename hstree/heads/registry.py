@@ -215,7 +215,7 @@ def head_options(name: str) -> set[str]:
     if issubclass(head, (TreeEnsemble, ForestSoftmax)):
         given = inspect.signature(head.from_tokens).parameters.values()
         found |= {each.name for each in given if each.kind is each.KEYWORD_ONLY}
-        found -= {"trees", "vectors"}
+        found -= {"trees", "vectors", "groups"}  # of trees that are given
     return found
 
 

@@ -129,7 +129,7 @@ class Softmax(Head):
         if type(self) is Softmax and not (function is None and weight_features is None):
             raise TypeError(
                 "function, weight_features: expected None for a Softmax itself, whose files hold "
-                "none, got another value; a subclass passes them on"
+                f"neither, got {function}, {weight_features}; a subclass passes them on"
             )
         scaled = functions.Scaled(scale, soft_cap)
         if scaled.scale == 1 and scaled.soft_cap is None:
@@ -137,7 +137,9 @@ class Softmax(Head):
         elif function is None:
             self.function = scaled
         else:
-            raise ValueError("scale, soft_cap: expected none beside a function, got one")
+            raise ValueError(
+                f"scale, soft_cap: expected 1 and None beside a function, got {scale}, {soft_cap}"
+            )
         features = in_features if weight_features is None else weight_features
         self.tied = embedding is not None
         if embedding is not None:

@@ -109,11 +109,15 @@ class Roots(nn.Module):
         self.register_parameter("weight", weight)
         self.bias = nn.Parameter(torch.empty(n_trees, clusters))
 
+    def forward(self) -> tuple[Tensor | None, Tensor]:
+        """Weight and bias. Called first by every query, for its forward pre-hooks."""
+        return self.weight, self.bias
+
     def target_log_prob(
         self, hidden: Tensor, target: Tensor, below: Below, rows: Tensor | None
     ) -> Tensor:
         """log P(cluster of each target), [N, T]: hidden [N, D], target [N] from
-        :func:`hstree.ops.mark_targets`, rows from :meth:`Groups.vectors`."""
+        :func:`hstree.ops.mark_targets`, rows from a call of :class:`Groups`."""
         # The marks are indices too: an ignored row, -1, gets child -1, and V a child that does not
         # exist.
         if below.feature_index is not None:
@@ -135,30 +139,31 @@ class Roots(nn.Module):
     def scores(self, hidden: Tensor, below: Below, rows: Tensor | None) -> Tensor:
         """w . h + b of all clusters, [T, N, C], in the dtype of sums: hidden [N, D]."""
         index = below.feature_index
-        n_trees, clusters = self.bias.shape
         if index is None:
+            n_trees, clusters = self.bias.shape
             return self._scores(hidden, below, rows).view(-1, n_trees, clusters).transpose(0, 1)
-        weight = self._vectors(below, rows)
+        own, bias = self()
+        weight = self._with_rows(own, below, rows)
         x = feature_gather(hidden.to(weight.dtype), index).transpose(0, 1)
         weight = weight.float() if is_cast(weight) else weight
-        return batched_product(x.to(weight.dtype), weight, self.bias.to(weight.dtype).unsqueeze(1))
+        return batched_product(x.to(weight.dtype), weight, bias.to(weight.dtype).unsqueeze(1))
 
     def _scores(self, hidden: Tensor, below: Below, rows: Tensor | None) -> Tensor:
         """The same of trees that read all features, [N, T C]."""
         # One graph for all numbers of rows, and one kernel on a GPU.
         any_number = torch.compiler.is_compiling() or hidden.device.type != "cpu"
-        bias = self.bias.flatten()
-        if rows is None or self.weight is None or any_number or len(hidden) > FEW_ROWS:
-            weight = self._vectors(below, rows).flatten(0, 1)
+        own, bias = self()
+        bias = bias.flatten()
+        if rows is None or own is None or any_number or len(hidden) > FEW_ROWS:
+            weight = self._with_rows(own, below, rows).flatten(0, 1)
             return linear_scores(hidden.to(weight.dtype), weight, bias.to(weight.dtype))
-        hidden = hidden.to(self.weight.dtype)
-        scores = linear_scores(hidden, self.weight.flatten(0, 1), bias)
+        hidden = hidden.to(own.dtype)
+        scores = linear_scores(hidden, own.flatten(0, 1), bias)
         of_classes = linear_scores(hidden, rows).index_select(1, below.single_source)
         return scores.index_add(1, below.single_child, of_classes)
 
-    def _vectors(self, below: Below, rows: Tensor | None) -> Tensor:
-        """The vectors [T, C, S], with the rows of E added."""
-        own = self.weight
+    def _with_rows(self, own: Tensor | None, below: Below, rows: Tensor | None) -> Tensor:
+        """The vectors [T, C, S] of the clusters, with the rows of E added."""
         if rows is None:
             assert own is not None
             return own
@@ -244,9 +249,10 @@ class Below(Tables):
             for name, array in tree.arrays().items():
                 yield f"trees.{t}.{name}", torch.tensor(array, device="cpu")
 
-    def vectors(self) -> tuple[Tensor | None, Tensor | None]:
-        """What a step reads: ``weight``, and rows of it [U, D] for ``single_class``, if there are
-        any. The gradient of both is one tensor."""
+    def forward(self) -> tuple[Tensor | None, Tensor | None]:
+        """What a query reads: ``weight``, and rows of it [U, D] for ``single_class``, if there are
+        any. The gradient of both is one tensor. Called first by every query: forward pre-hooks, as
+        of pruning, compute the weight."""
         return self.weight, None
 
     def target_log_prob(
@@ -257,7 +263,7 @@ class Below(Tables):
         Args:
             hidden: context vectors [N, D].
             target: int64 [N], from :func:`hstree.ops.mark_targets`.
-            weight, bias: from :meth:`vectors`, and ``bias``.
+            weight, bias: the result of a call, and ``bias``.
         """
         raise NotImplementedError
 
@@ -379,7 +385,7 @@ class Groups(Below):
         out["single_child"] = torch.from_numpy(np.concatenate(child).astype(np.int64))
         return out
 
-    def vectors(self) -> tuple[Tensor | None, Tensor | None]:
+    def forward(self) -> tuple[Tensor | None, Tensor | None]:
         if not len(self.single_class):
             return self.weight, None
         # One gradient tensor for both uses of E: to add a second one would be a pass over [V, D].
@@ -458,10 +464,9 @@ class TreeEnsemble(Head):
             ``seed``; None: all.
         gate: weights pi of the trees: ``"context"`` (softmax of a linear layer of h, 1 / T at the
             start), ``"constant"`` (learned, the same for all contexts) or ``"uniform"``.
-        groups: whether the trees are read as groups; None: if they have two levels and a root of
-            more than two children, or an ``embedding`` is given. The vectors start at zero, so that
-            the untrained head gives the distribution of ``frequencies``; a given ``embedding``
-            keeps its values.
+        groups: whether the trees are read as groups; None: if they have two levels and are not all
+            binary, or an ``embedding`` is given. The vectors start at zero, so that the untrained
+            head gives the distribution of ``frequencies``; a given ``embedding`` keeps its values.
         embedding: module whose weight is used as E, such as the model's input embedding or a
             softmax; None: the head gets its own.
         sparse: whether the vectors below the roots have row-sparse gradients, as with
@@ -524,9 +529,12 @@ class TreeEnsemble(Head):
                 f"gradient, got {self.label_smoothing}; sparse=False takes it"
             )
         if groups is None:
-            groups = embedding is not None or all(map(_has_groups, trees))
-        elif embedding is not None and not check_bool("groups", groups):
-            raise ValueError("groups: expected True or None with an embedding, got False")
+            groups = embedding is not None or _have_groups(trees)
+        elif not check_bool("groups", groups) and embedding is not None:
+            raise ValueError(
+                "groups: expected True or None with an embedding, which binary nodes do not read, "
+                "got False"
+            )
         self.groups = groups
         subsets = draw_subsets(self.n_trees, in_features, self.subset_size, seed)
         if groups:
@@ -573,8 +581,9 @@ class TreeEnsemble(Head):
                 because trees with too wide a root would hardly differ. One tree over at most 1,024
                 classes is a single softmax, which costs no more than four roots of 256 clusters.
             binary: whether the nodes below the roots are binary; None: False, groups, but True with
-                ``sparse`` from V = 12,001. There a batch reaches almost all rows of groups, since
-                clusters of rare classes are large. Binary nodes lose 2% in perplexity.
+                ``sparse`` from V = 12,001, unless an ``embedding`` is given. There a batch reaches
+                almost all rows of groups, since clusters of rare classes are large. Binary nodes
+                lose 2% in perplexity.
             seed: seed of the trees and of the feature subsets.
             **options: further arguments of the head.
 
@@ -592,12 +601,20 @@ class TreeEnsemble(Head):
             torch.Size([])
         """
         frequencies = check_frequencies(counts, name="counts")
-        n_classes, sparse = len(frequencies), bool(options.get("sparse"))
+        n_classes, sparse = len(frequencies), _reads_few_rows(options)
         shape = TreeShape.for_classes(n_classes, sparse, n_trees, clusters, binary)
         trees = build_ensemble(
             recipe, n_classes, shape.n_trees, frequencies, None, seed, shape.clusters, shape.binary
         )
-        return cls(in_features, n_classes, trees, frequencies=frequencies, seed=seed, **options)
+        return cls(
+            in_features,
+            n_classes,
+            trees,
+            groups=shape.groups,
+            frequencies=frequencies,
+            seed=seed,
+            **options,
+        )
 
     @classmethod
     def from_tokens(
@@ -647,12 +664,20 @@ class TreeEnsemble(Head):
         """
         if frequencies is None:
             frequencies = count_classes(tokens, n_classes)
-        sparse = bool(options.get("sparse"))
+        sparse = _reads_few_rows(options)
         shape = TreeShape.for_classes(n_classes, sparse, n_trees, clusters, binary)
         trees = trees_of_text(
             recipe, n_classes, shape, frequencies, tokens, contexts, tree_options, seed
         )
-        return cls(in_features, n_classes, trees, frequencies=frequencies, seed=seed, **options)
+        return cls(
+            in_features,
+            n_classes,
+            trees,
+            groups=shape.groups,
+            frequencies=frequencies,
+            seed=seed,
+            **options,
+        )
 
     @classmethod
     def from_vectors(
@@ -694,7 +719,7 @@ class TreeEnsemble(Head):
         """
         if isinstance(vectors, Tensor):
             vectors = vectors.detach().float().cpu().numpy()
-        n_classes, sparse = len(np.atleast_1d(vectors)), bool(options.get("sparse"))
+        n_classes, sparse = len(np.atleast_1d(vectors)), _reads_few_rows(options)
         shape = TreeShape.for_classes(n_classes, sparse, n_trees, clusters, binary)
         frequencies = np.ones(n_classes) if frequencies is None else frequencies
         trees = build_ensemble(
@@ -707,7 +732,15 @@ class TreeEnsemble(Head):
             shape.clusters,
             shape.binary,
         )
-        return cls(in_features, n_classes, trees, frequencies=frequencies, seed=seed, **options)
+        return cls(
+            in_features,
+            n_classes,
+            trees,
+            groups=shape.groups,
+            frequencies=frequencies,
+            seed=seed,
+            **options,
+        )
 
     @property
     def n_vectors(self) -> int:
@@ -766,7 +799,7 @@ class TreeEnsemble(Head):
     def log_prob_by_tree(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Log-probability [N, T] of the targets in each tree: arguments of
         :meth:`target_log_prob`."""
-        weight, rows = self.below.vectors()
+        weight, rows = self.below()
         log_prob = self.below.target_log_prob(hidden, target, weight, self.below.bias)
         if self.roots is not None:
             of_root = self.roots.target_log_prob(hidden, target, self.below, rows)
@@ -812,7 +845,7 @@ class TreeEnsemble(Head):
     ) -> dict[str, Any]:
         """The arguments of :func:`hstree.ops.tree_log_softmax`."""
         below, dtype = self.below, sum_dtype(hidden.dtype)
-        _weight, rows = below.vectors()
+        _weight, rows = below()
 
         def divided(scores: Tensor) -> Tensor:
             scores = scores.to(dtype)
@@ -871,7 +904,7 @@ class TreeEnsemble(Head):
             # Half of the time of all classes, whose vectors are read once for all rows.
             most = self.n_vectors * (n_rows + READING) // (2 * OF_A_SEARCH * max(1, n_rows))
             values, classes = tree_topk(**self._walk(hidden), k=k, most_scored=most)
-        elif self.groups:
+        elif self.groups and self.below.n_vectors:
             size = max(default_chunk_rows(hidden, self.numbers_of_a_row(hidden.device)), CHUNK_ROWS)
             parts = [group_topk(**self._scored(x), k=k) for x in torch.split(hidden, size)]
             values, classes = map(torch.cat, zip(*parts, strict=True))
@@ -911,7 +944,7 @@ class TreeEnsemble(Head):
         """The root is scored once for each row."""
         below, (n_rows, n_candidates) = self.below, candidates.shape
         log_prob = self.log_gate(hidden).unsqueeze(1)
-        weight, rows = below.vectors()
+        weight, rows = below()
         if weight is not None and below.n_vectors:
             contexts, bias = hidden.to(weight.dtype), below.bias
             if temperature != 1.0:  # scores are linear; quotients would be rounded in 16 bits
@@ -958,7 +991,7 @@ class TreeEnsemble(Head):
     def _walk(self, hidden: Tensor, temperature: float = 1.0) -> dict[str, Any]:
         """The arguments of the ops that walk the trees from the root."""
         below = self.below
-        weight, rows = below.vectors()
+        weight, rows = below()
         x = hidden if weight is None else hidden.to(weight.dtype)
         arguments: dict[str, Tensor | None] = dict.fromkeys(
             ("weight", "bias", "class_weight", "class_bias")
@@ -1101,6 +1134,11 @@ class TreeShape(NamedTuple):
             binary = sparse and n_classes > GROUPED_CLASSES
         return cls(n_trees, clusters, binary)
 
+    @property
+    def groups(self) -> bool | None:
+        """How a head reads the trees. Small binary trees may have two levels, too."""
+        return False if self.binary else None
+
 
 def trees_of_text(
     recipe: str,
@@ -1156,9 +1194,16 @@ def check_trees(trees: Sequence[Tree], n_classes: int) -> list[Tree]:
     return list(trees)
 
 
-def _has_groups(tree: Tree) -> bool:
-    """Whether a tree has two levels and a root of more than two children."""
-    return tree.root_width > 2 and tree.n_nodes > 1 and tree.height == 2
+def _have_groups(trees: Sequence[Tree]) -> bool:
+    """Whether trees have two levels, unless all are binary."""
+    two = all(tree.height <= 2 for tree in trees) and any(tree.n_nodes > 1 for tree in trees)
+    return two and not all(tree.is_binary for tree in trees)
+
+
+def _reads_few_rows(options: Mapping[str, Any]) -> bool:
+    """Whether a step may read only some rows of the vectors below the roots. Those of a given
+    embedding are read in groups."""
+    return bool(options.get("sparse")) and options.get("embedding") is None
 
 
 def _what(trees: Any) -> str:

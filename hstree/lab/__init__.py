@@ -6,22 +6,19 @@ from .ensemble import tree_loss
 from .function import view_function
 from .jacobian import jacobian_experiment, jacobian_singular_values
 from .predictions import prediction
-from .rank import log_prob_blocks, log_prob_rank, matrix_rank, softmax_rank_bound
+from .rank import log_prob_rank, matrix_rank
 from .robustness import noise_ranks, reconstructions
 from .significance import holm, significance_tests, t_test
 from .study import read_study, run_study
-from .synthetic import SyntheticSetting, choose_head, synthetic_bottleneck
+from .synthetic import synthetic_bottleneck
 from .words import model_embeddings, read_similarity_sets, word_similarity
 
 __all__ = [
-    "SyntheticSetting",
-    "choose_head",
     "compare",
     "correlate",
     "holm",
     "jacobian_experiment",
     "jacobian_singular_values",
-    "log_prob_blocks",
     "log_prob_rank",
     "matrix_rank",
     "model_embeddings",
@@ -32,7 +29,6 @@ __all__ = [
     "reconstructions",
     "run_study",
     "significance_tests",
-    "softmax_rank_bound",
     "synthetic_bottleneck",
     "t_test",
     "tree_loss",

@@ -14,7 +14,7 @@ import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,14 +50,11 @@ def compare(paths: Iterable[str | os.PathLike[str]]) -> Comparison:
     """Read run folders and compare them. Raises ValueError if one is not a run."""
     runs = [*map(read_run, paths)]
     settings = [run.compared_settings() for run in runs]
-    names = dict.fromkeys(name for values in settings for name in values if name != "head")
-    differing = tuple(
-        n for n in names if len({json.dumps(of[n]) for of in settings if n in of}) > 1
-    )
+    names = tuple(name for name in differing(settings) if name != "head")
     members: dict[str, list[RunResults]] = {}
     for run, values in zip(runs, settings, strict=True):
         members.setdefault(json.dumps(values, sort_keys=True), []).append(run)
-    groups = {", ".join([g[0].head, *_settings(g[0], differing)]): g for g in members.values()}
+    groups = {", ".join([g[0].head, *_settings(g[0], names)]): g for g in members.values()}
     notes = [
         f"{run.path} has not finished: {len(run.epochs)} of {run.config.epochs} epochs completed"
         for run in runs
@@ -70,7 +67,18 @@ def compare(paths: Iterable[str | os.PathLike[str]]) -> Comparison:
         if again:
             listed = f"runs of the same seed ({', '.join(again)})"
             notes.append(f"{description} has {listed}: they are not independent samples")
-    return Comparison(groups, differing, tuple(notes))
+    return Comparison(groups, names, tuple(notes))
+
+
+def differing(settings: Collection[Mapping[str, Any]]) -> list[str]:
+    """The names whose values differ among those of the settings that have them."""
+    names = dict.fromkeys(name for of in settings for name in of)
+    return [n for n in names if len({json.dumps(of[n]) for of in settings if n in of}) > 1]
+
+
+def cell(value: Any) -> Any:
+    """A setting in a column of figures: what is not a number or text as JSON."""
+    return json.dumps(value) if isinstance(value, (bool, list, tuple, dict)) else value
 
 
 def _settings(run: RunResults, names: Iterable[str]) -> list[str]:
@@ -88,8 +96,7 @@ def run_rows(comparison: Comparison) -> list[dict[str, Any]]:
             read, final = run.compared_settings(), run.final
             row = {"group": str(number), "run": str(run.path), "head": run.head, "seed": run.seed}
             for name in comparison.differing:
-                value = run.settings[name] if name in read else None
-                row[name] = json.dumps(value) if isinstance(value, (bool, list)) else value
+                row[name] = cell(run.settings[name] if name in read else None)
             row |= {"epochs": len(run.epochs)} | {key: getattr(run, key) for key in keys}
             for name in ("backbone_parameters", "head_parameters"):
                 row[name] = final and getattr(final, name)
@@ -102,7 +109,9 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
     """A table of the runs and, if a group has several, one of the groups."""
     forms: dict[str, Form] = {"backbone_parameters": count, "head_parameters": count}
     forms |= {"valid_perplexity": ",.2f", "test_perplexity": ",.2f", "seconds_per_epoch": ",.1f"}
-    tables = [record_table("Runs", run_rows(comparison), forms | {"tokens_per_second": ",.0f"})]
+    tables: list[Table] = [
+        record_table("Runs", run_rows(comparison), forms | {"tokens_per_second": ",.0f"})
+    ]
     if max(map(len, comparison.groups.values())) > 1:
         groups = []
         for number, (description, runs) in enumerate(comparison.groups.items(), start=1):

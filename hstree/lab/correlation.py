@@ -12,57 +12,41 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hstree.lm.cli import Argument
-from hstree.lm.report import COLOURS, Table, legend, panels, plain, probability
+from hstree.lm.report import COLOURS, legend, panels, plain, probability
 
-from .report import Form, Measurement, Report, read_columns, record_table, skipped
+from .report import Form, Measurement, Report, interval, read_columns, record_table, skipped
 
 Array = npt.NDArray[np.float64]
 FENCE = 1.5  # interquartile ranges from the quartiles to the outliers
 
 
-class Fit(NamedTuple):
-    """Correlation of x and y over n points. A p-value is the probability of a correlation at least
-    as far from 0 if x and y are independent; for ``spearman`` it is approximate."""
+def correlate(x: Sequence[float], y: Sequence[float], *, groups: int = 1) -> list[dict[str, Any]]:
+    """Pearson's and Spearman's correlation of x and y over all points, and without the outliers in
+    x or in y.
 
-    n: int
-    pearson: float
-    low: float  # 95% confidence interval of pearson
-    high: float
-    pearson_p: float
-    spearman: float
-    spearman_p: float
-    slope: float  # of the least-squares line
-    intercept: float
+    Args:
+        x, y: at least G + 2 points; finite numbers that vary.
+        groups: number of groups whose means were removed from x and y before, G; they take G - 1
+            degrees of freedom from the interval and the p-values.
 
+    Returns:
+        A record of all points and, if there are outliers, enough others, and these vary, one of the
+        others: their number n, Pearson's correlation with its 95% interval, Spearman's, and the
+        slope of the least-squares line. p is the probability of a correlation at least as far from
+        0 if x and y are independent; for Spearman's it is approximate.
 
-@dataclass(frozen=True)
-class Correlation:
-    """Points x, y; for each whether it is an outlier in x or in y; the correlation of all points;
-    and of those inside, None if too few are left or x or y is constant among them."""
-
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    outlier: tuple[bool, ...]
-    overall: Fit
-    inner: Fit | None
-
-
-def correlate(x: Sequence[float], y: Sequence[float], *, groups: int = 1) -> Correlation:
-    """Pearson's and Spearman's correlation of x and y, with and without outliers. ``groups``:
-    number of groups whose means were removed from x and y before, G; they take G - 1 degrees of
-    freedom from the interval and the p-values. Raises ValueError for different lengths, fewer than
-    G + 2 points, a number that is not finite, or a constant x or y.
+    Raises:
+        ValueError: x or y is not as above.
 
     Example:
         >>> from hstree.lab import correlate
-        >>> round(correlate([1, 2, 3, 4], [2, 1, 4, 3]).overall.pearson, 6)
+        >>> round(correlate([1, 2, 3, 4], [2, 1, 4, 3])[0]["Pearson"], 6)
         0.6
     """
     if len(x) != len(y) or len(x) < groups + 2:
@@ -73,13 +57,12 @@ def correlate(x: Sequence[float], y: Sequence[float], *, groups: int = 1) -> Cor
             raise ValueError(f"{name}: expected finite numbers, got {values}")
         if not _varies(values):
             raise ValueError(f"{name}: expected values that vary, got {len(x)} times {values[0]:g}")
-    outlier = outliers(points[0]) | outliers(points[1])
-    inside = points[:, ~outlier]
-    inner = None
-    if inside.shape[1] >= groups + 2 and _varies(inside[0]) and _varies(inside[1]):
-        inner = _fit(inside[0], inside[1], groups)
-    overall = _fit(points[0], points[1], groups)
-    return Correlation(tuple(x), tuple(y), tuple(outlier.tolist()), overall, inner)
+    found = [{"points": "all points"} | _fit(points, groups)]
+    outlier = outliers(x, y)
+    n, inside = int(outlier.sum()), points[:, ~outlier]
+    if n and inside.shape[1] >= groups + 2 and all(map(_varies, inside)):
+        found.append({"points": f"without {n} outlier{'s' * (n != 1)}"} | _fit(inside, groups))
+    return found
 
 
 def within(values: Sequence[float], groups: Sequence[str]) -> list[float]:
@@ -92,14 +75,15 @@ def within(values: Sequence[float], groups: Sequence[str]) -> list[float]:
     return [float(value) for value in result]
 
 
-def outliers(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """For each value, whether it is more than 1.5 interquartile ranges below the first or above the
-    third quartile. Quartiles are interpolated linearly."""
-    array = np.asarray(values, dtype=np.float64)
-    first, third = np.quantile(array, (0.25, 0.75))
+def outliers(*values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """For each point, whether one of its coordinates is more than 1.5 interquartile ranges below
+    the first or above the third quartile of this coordinate, interpolated linearly."""
+    points = np.asarray(values, dtype=np.float64)
+    first, third = np.quantile(points, (0.25, 0.75), axis=1, keepdims=True)
     reach = FENCE * (third - first)
-    outside: npt.NDArray[np.bool_] = (array < first - reach) | (array > third + reach)
-    return outside
+    outside = (points < first - reach) | (points > third + reach)
+    found: npt.NDArray[np.bool_] = outside.any(0)
+    return found
 
 
 def _varies(values: Array) -> bool:
@@ -107,9 +91,10 @@ def _varies(values: Array) -> bool:
     return bool(np.ptp(values) > 1e-12 * np.abs(values).max())
 
 
-def _fit(x: Array, y: Array, groups: int) -> Fit:
+def _fit(points: Array, groups: int) -> dict[str, Any]:
     from scipy.stats import linregress, norm, pearsonr, spearmanr, t
 
+    x, y = points
     freedom = len(x) - 1 - groups
 
     def p_value(r: float) -> float:
@@ -120,95 +105,66 @@ def _fit(x: Array, y: Array, groups: int) -> Fit:
 
     r, rho = float(pearsonr(x, y).statistic), float(spearmanr(x, y).statistic)
     if abs(r) >= 1:
-        low = high = r
+        ends = r, r
     elif freedom <= 1:
-        low, high = -1.0, 1.0
+        ends = -1.0, 1.0
     else:  # by Fisher's transformation
         reach = float(norm.ppf(0.975)) / math.sqrt(freedom - 1)
-        low, high = math.tanh(math.atanh(r) - reach), math.tanh(math.atanh(r) + reach)
-    line = linregress(x, y)
-    slopes = float(line.slope), float(line.intercept)
-    return Fit(len(x), r, low, high, p_value(r), rho, p_value(rho), *slopes)
+        ends = math.tanh(math.atanh(r) - reach), math.tanh(math.atanh(r) + reach)
+    fit = {"n": len(x), "Pearson": r, "95% interval": ends, "Pearson p": p_value(r)}
+    fit |= {"Spearman": rho, "Spearman p": p_value(rho), "slope": float(linregress(x, y).slope)}
+    return fit
 
 
 def measure(arguments: argparse.Namespace) -> Report:
     by = {} if arguments.within is None else {"--within": arguments.within}
     lines, empty = read_columns(arguments.table, by, {"--x": arguments.x, "--y": arguments.y})
     kept = [line for line in lines if math.isfinite(line["--x"]) and math.isfinite(line["--y"])]
-    points = [[line[axis] for line in kept] for axis in ("--x", "--y")]
+    x, y = ([line[axis] for line in kept] for axis in ("--x", "--y"))
     removed = 1
     if by and kept:
         means_of = [line["--within"] for line in kept]
-        points = [within(values, means_of) for values in points]
-        removed = len(set(means_of))
+        x, y, removed = within(x, means_of), within(y, means_of), len(set(means_of))
     try:
-        result = correlate(*points, groups=removed)
+        found = correlate(x, y, groups=removed)
     except ValueError as error:
         where = f"{arguments.table}, x = {arguments.x}, y = {arguments.y}"
         raise ValueError(f"{where}: {error}") from None
-    x, y = _words(arguments.x), _words(arguments.y)
+    outlier = outliers(x, y)
     notes = [
         f"outliers: points whose x or y lies more than {FENCE} interquartile ranges below the "
-        f"first or above the third quartile (Tukey); here {sum(result.outlier)} of {len(result.x)}"
+        f"first or above the third quartile (Tukey); here {sum(outlier)} of {len(x)}"
     ]
     if by:
         notes.append(
             f"x and y less their means over the runs of equal {arguments.within}, in {removed} "
             f"groups: {removed - 1} degrees of freedom less in the interval and the p-values"
         )
-    if result.inner is None:
+    if outlier.any() and len(found) == 1:
         notes.append("without the outliers, too few points are left, or x or y is constant")
-    infinite = len(lines) - len(kept)
-    for number, reason in ((empty, "an empty cell"), (infinite, "nan or infinity")):
-        notes += skipped(number, arguments.table, reason)
-    data = {name: getattr(arguments, name) for name in ("x", "y", "within")}
-    data |= {"groups": removed, "left_out": empty + infinite}
-    data |= {"all": result.overall, "without_outliers": result.inner}
-    data |= {"points": [*zip(result.x, result.y, result.outlier, strict=True)]}
-    pictures = {"": correlation_picture(result, x, y)}
-    title, table = f"{x[:1].upper()}{x[1:]} against {y}", correlation_table(result, x, y)
-    return Report(title, [table], notes, data, pictures=pictures)
-
-
-def _fits(result: Correlation) -> dict[str, Fit]:
-    """Of all points and, if there are outliers, without them."""
-    n = sum(result.outlier)
-    found = {"all points": result.overall}
-    if result.inner is not None and n:
-        found[f"without {n} outlier{'s' * (n != 1)}"] = result.inner
-    return found
-
-
-def correlation_table(result: Correlation, x: str, y: str) -> Table:
-    records = [
-        {"points": points, "n": fit.n, "Pearson": fit.pearson}
-        | {"95% interval": f"{fit.low:+.3f} to {fit.high:+.3f}", "Pearson p": fit.pearson_p}
-        | {"Spearman": fit.spearman, "Spearman p": fit.spearman_p, "slope": fit.slope}
-        for points, fit in _fits(result).items()
-    ]
+    notes += skipped(empty, arguments.table, "an empty cell")
+    notes += skipped(len(lines) - len(kept), arguments.table, "nan or infinity")
+    names = [n.replace("_", " ").replace("press", "Press") for n in (arguments.x, arguments.y)]
     forms: dict[str, Form] = {"Pearson": "+.3f", "Spearman": "+.3f", "slope": "+.3g"}
-    forms |= {"95% interval": str, "Pearson p": probability, "Spearman p": probability}
-    return record_table(f"Correlation of {y} with {x}", records, forms)
+    forms |= {"95% interval": interval("+.3f"), "Pearson p": probability, "Spearman p": probability}
+    table = record_table(f"Correlation of {names[1]} with {names[0]}", found, forms)
+    title, data = f"{names[0][:1].upper()}{names[0][1:]} against {names[1]}", {"x": x, "y": y}
+    picture = correlation_picture(np.array([x, y]), found)
+    picture.axes[0].set(xlabel=plain(names[0]), ylabel=plain(names[1]))
+    return Report(title, [table], notes, data | {"outlier": outlier}, {"": picture})
 
 
-def _words(column: str) -> str:
-    """The name of a column as words, with Press, a person's name, capitalized."""
-    return column.replace("_", " ").replace("press rank", "Press rank")
-
-
-def correlation_picture(result: Correlation, x: str, y: str) -> Any:
-    """Plot the points, with open markers for outliers, and the least-squares lines with and without
-    outliers."""
+def correlation_picture(points: Array, found: Sequence[dict[str, Any]]) -> Any:
+    """Plot the points [2, n], with open markers for outliers, and the least-squares lines with and
+    without outliers, of :func:`correlate`."""
     figure, axes = panels(7.2, 4.8)
-    points, outlier = np.array([result.x, result.y]), np.array(result.outlier)
-    for (which, fit), dashes in zip(_fits(result).items(), ("-", "--"), strict=False):
-        of = points[0] if dashes == "-" else points[0, ~outlier]
-        ends = np.array([of.min(), of.max()])
-        label = f"{which}: Pearson {fit.pearson:+.2f}"
-        axes.plot(ends, fit.intercept + fit.slope * ends, dashes, color="#666666", label=label)
+    outlier = outliers(*points)
+    for fit, dashes, of in zip(found, ("-", "--"), (points, points[:, ~outlier]), strict=False):
+        ends, (x, y) = np.array([of[0].min(), of[0].max()]), of.mean(1)
+        label = f"{fit['points']}: Pearson {fit['Pearson']:+.2f}"
+        axes.plot(ends, y + fit["slope"] * (ends - x), dashes, color="#666666", label=label)
     colours = np.where(outlier, "none", COLOURS[0])
     axes.scatter(*points, s=30, c=colours, edgecolors=COLOURS[0], zorder=2)
-    axes.set(xlabel=plain(x), ylabel=plain(y))
     legend(figure)
     return figure
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hstree.heads.trees import TreeEnsemble, level_log_probs
+from hstree.heads import TreeEnsemble
 from hstree.lm.model import LanguageModel, read_contexts
 from hstree.lm.report import panels
 
@@ -53,9 +53,9 @@ def tree_loss(model: LanguageModel, tokens: Any) -> TreeLoss:
         raise ValueError(f"model: expected a head of trees, got the head {head.name!r}")
     losses, weights = [], []  # [N, T] of each window
     for hidden, target in read_contexts(model, tokens, length=512):
-        found = level_log_probs(head, hidden, target)
-        losses.append(-found.log_prob.double().sum(2).cpu())
-        weights.append(found.log_gate.double().cpu())
+        hidden = head.encode(hidden)
+        losses.append(-head.log_prob_by_tree(hidden, target).double().cpu())
+        weights.append(head.log_gate(hidden).double().cpu())
     loss, log_gate = torch.cat(losses), torch.cat(weights)
     gate = log_gate.exp()
     entropy = -torch.where(gate > 0, gate * log_gate, 0.0).sum(1)
@@ -77,18 +77,17 @@ def measure(arguments: argparse.Namespace) -> Report:
     corpus = corpus_of(run, arguments)
     loss = tree_loss(run.model, corpus.test)
     head: Any = run.model.head
-    mean, trees = float(loss.trees.mean()), range(1, len(loss.trees) + 1)
-    names, alone = [f"tree {t}" for t in trees], loss.trees.tolist()
-    losses: list[Any] = [(name, of, None) for name, of in zip(names, alone, strict=True)]
+    mean, names = float(loss.trees.mean()), [f"tree {t + 1}" for t in range(head.n_trees)]
+    losses: list[Any] = [*zip(names, loss.trees.tolist(), loss.gate.tolist(), strict=True)]
+    losses = [(tree, of, None, weight) for tree, of, weight in losses]
     losses += [
-        ("mean of the trees' losses", mean, None),
-        ("mixture with equal weights", loss.uniform, mean - loss.uniform),
-        ("mixture with the head's weights", loss.mixture, loss.uniform - loss.mixture),
+        ("mean of the trees' losses", mean, None, None),
+        ("mixture with equal weights", loss.uniform, mean - loss.uniform, None),
+        ("mixture with the head's weights", loss.mixture, loss.uniform - loss.mixture, None),
     ]
-    weights = [*loss.gate.tolist(), None, None, None]
     records = [
         {"": name, "loss": of, "perplexity": math.exp(of), "gain": gain, "mean weight": weight}
-        for (name, of, gain), weight in zip(losses, weights, strict=True)
+        for name, of, gain, weight in losses
     ]
     forms = {"loss": ",.4f", "perplexity": ",.2f", "gain": ",.4f", "mean weight": ".3f"}
     matrix = [(n, *row) for n, row in zip(names, loss.correlation.tolist(), strict=True)]
@@ -100,10 +99,9 @@ def measure(arguments: argparse.Namespace) -> Report:
         f"{loss.tokens:,} tokens of the test text of {corpus.name}, read as one stream: "
         "perplexities differ a little from those of hstree evaluate, which cuts it into several",
         f"gate {head.gate.name!r}: the weights spread over "
-        f"{loss.gate_perplexity:.2f} of {len(trees)} trees (mean of exp entropy)",
+        f"{loss.gate_perplexity:.2f} of {len(names)} trees (mean of exp entropy)",
     ]
-    data = {"text": corpus.name, "loss": loss}
-    return Report(f"The trees of {name}", tables, notes, data, records, {"loss": picture_of(loss)})
+    return Report(f"The trees of {name}", tables, notes, vars(loss), {"loss": picture_of(loss)})
 
 
 def picture_of(loss: TreeLoss) -> Any:

@@ -27,7 +27,7 @@ from hstree._numerics import at_least_float32
 from hstree.heads import ForestSoftmax, Mixtape, Softmax
 from hstree.heads.functions import PLIF
 from hstree.lm.model import LanguageModel, read_contexts
-from hstree.lm.report import Table, decimals, legend, line_style, panels, plain
+from hstree.lm.report import Table, legend, line_style, panels, plain
 from hstree.ops import LogitFunction, default_chunk_rows
 
 from .report import (
@@ -39,53 +39,22 @@ from .report import (
     corpus_of,
     load_runs,
     record_table,
-    row_table,
 )
 
 FloatArray = npt.NDArray[np.float64]
 
 POINTS = 257  # number of points of f
+BINS = 120  # of the logits, in the figures and the picture
 _WIDTH = 2.0**-10  # width of the histogram bins of the logits; for a PLIF, bins end at its knots
 _REACH = 1 << 21  # bins on each side
 
 
-@dataclass(frozen=True)
 class Histogram:
-    """Counts of numbers in B bins of equal width."""
-
-    edges: FloatArray  # [B + 1], increasing
-    counts: npt.NDArray[np.int64]  # [B]
-
-    @property
-    def total(self) -> int:
-        return int(self.counts.sum())
-
-    @property
-    def middles(self) -> FloatArray:
-        return (self.edges[1:] + self.edges[:-1]) / 2
-
-    def quantile(self, share: float) -> float:
-        """The quantile of this share, with linear interpolation within a bin."""
-        below = np.concatenate([[0], np.cumsum(self.counts)])
-        wanted = share * below[-1]
-        k = int(np.argmax((below[1:] >= wanted) & (self.counts > 0)))
-        within = (wanted - below[k]) / self.counts[k]
-        return float(self.edges[k] + within * (self.edges[k + 1] - self.edges[k]))
-
-    def coarse(self, bins: int) -> Histogram:
-        """The histogram with neighboring bins merged into at most ``bins``."""
-        group = -(-len(self.counts) // bins)
-        counts = np.add.reduceat(self.counts, np.arange(0, len(self.counts), group))
-        width = group * (self.edges[1] - self.edges[0])
-        return Histogram(self.edges[0] + width * np.arange(len(counts) + 1), counts)
-
-
-class _Counter:
-    """Counts numbers in bins origin + [i w, (i + 1) w), -_REACH <= i < _REACH."""
+    """Counts of numbers in bins origin + [i w, (i + 1) w) of width w, -_REACH <= i < _REACH."""
 
     def __init__(self, origin: float, width: float) -> None:
-        self.origin, self.width = origin, width
-        self.counts = np.zeros(2 * _REACH, np.int64)
+        self.origin, self.width, self.first = origin, width, 0
+        self.counts = np.zeros(0, np.int64)  # [B], of the bins from ``first`` on
 
     def add(self, values: Tensor) -> None:
         """Count numbers; overwrites them. Raises ValueError if one is not finite or beyond."""
@@ -95,13 +64,40 @@ class _Counter:
             reach = f"{_REACH * self.width:,.0f}"
             raise ValueError(f"model: expected finite logits, from -{reach} to {reach}")
         found = torch.bincount(place.sub_(low).int().flatten()).cpu().numpy()
-        first = int(low) + _REACH
-        self.counts[first : first + len(found)] += found
+        parts = [(int(low), found)] + [(self.first, self.counts)] * (len(self.counts) > 0)
+        self.first = min(first for first, _ in parts)
+        ends = [first + len(counts) for first, counts in parts]
+        self.counts = np.zeros(max(ends) - self.first, np.int64)
+        for first, counts in parts:
+            self.counts[first - self.first :][: len(counts)] += counts
 
-    def histogram(self) -> Histogram:
-        first, last = np.flatnonzero(self.counts)[[0, -1]]
-        place = np.arange(first, last + 2.0) - _REACH
-        return Histogram(self.origin + self.width * place, self.counts[first : last + 1])
+    @property
+    def total(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def edges(self) -> FloatArray:  # [B + 1]
+        return self.origin + self.width * (self.first + np.arange(len(self.counts) + 1.0))
+
+    @property
+    def middles(self) -> FloatArray:
+        return (self.edges[1:] + self.edges[:-1]) / 2
+
+    def quantile(self, share: float) -> float:
+        """The quantile of this share, with linear interpolation within a bin."""
+        below, edges = np.concatenate([[0], np.cumsum(self.counts)]), self.edges
+        wanted = share * below[-1]
+        k = int(np.argmax((below[1:] >= wanted) & (self.counts > 0)))
+        within = (wanted - below[k]) / self.counts[k]
+        return float(edges[k] + within * (edges[k + 1] - edges[k]))
+
+    def coarse(self) -> dict[str, npt.NDArray[Any]]:
+        """Edges and counts, with neighboring bins merged into at most ``BINS``."""
+        group = -(-len(self.counts) // BINS)
+        counts = np.add.reduceat(self.counts, np.arange(0, len(self.counts), group))
+        edges = self.edges
+        width = group * (edges[1] - edges[0])
+        return {"edges": edges[0] + width * np.arange(len(counts) + 1), "counts": counts}
 
 
 @dataclass(frozen=True)
@@ -122,9 +118,16 @@ class FunctionView:
     bend: float  # standard deviation of f(logit) from that line; 0 for a linear f
     logits: Histogram  # all of them; a piecewise linear f is linear within each of its narrow bins
     next_logits: Histogram  # those of the next words of the text
-    slopes: dict[str, tuple[FloatArray, npt.NDArray[Any]]]
-    """Values of f' and their weights over the pieces of f (or at ``x`` for others), all logits and
-    the next words."""
+    slopes: dict[str, dict[str, float]]
+    """Mean and quantiles of f' over the pieces of f (or at ``x`` for others), all logits and the
+    next words."""
+
+    def __str__(self) -> str:
+        """The function with its options, such as ``gss(c=-1.5, k=2.5)``."""
+        if self.function == "softmax":
+            return "identity"
+        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.function}({options})" if options else self.function
 
 
 def check_function_head(model: LanguageModel) -> Softmax:
@@ -145,16 +148,15 @@ def view_function(model: LanguageModel, tokens: Any) -> FunctionView:
     head = check_function_head(model)
     with torch.no_grad():
         function: LogitFunction = head.function(torch.float64)
+    plif = head.function if isinstance(head.function, PLIF) else None
     origin, width = 0.0, _WIDTH
-    if isinstance(head.function, PLIF):
-        origin = -head.function.radius
-        interval = 2 * head.function.radius / head.function.intervals
-        width = interval / math.ceil(interval / _WIDTH)
-    every, following = _Counter(origin, width), _Counter(origin, width)
+    if plif is not None:
+        interval = 2 * plif.radius / plif.intervals
+        origin, width = -plif.radius, interval / math.ceil(interval / _WIDTH)
+    logits, next_logits = Histogram(origin, width), Histogram(origin, width)
     for block, target in _logits(model, head, tokens):
-        following.add(block.gather(1, target[:, None]))
-        every.add(block)
-    logits, next_logits = every.histogram(), following.histogram()
+        next_logits.add(block.gather(1, target[:, None]))
+        logits.add(block)
     middles, counts = logits.middles, logits.counts
     _, next_slopes = value_and_slope(function, next_logits.middles)
     value, slopes = value_and_slope(function, middles)
@@ -164,8 +166,8 @@ def view_function(model: LanguageModel, tokens: Any) -> FunctionView:
     shift = float(np.average(middles - value, weights=counts))
     x = np.linspace(logits.edges[0], logits.edges[-1], POINTS)
     value, pieces = value_and_slope(function, x)
-    if isinstance(head.function, PLIF):
-        pieces = head.function.slopes().detach().double().cpu().numpy()
+    if plif is not None:
+        pieces = plif.slopes().detach().double().cpu().numpy()
     radius = None if function.table is None else function.radius
     return FunctionView(
         head=head.name,
@@ -182,9 +184,9 @@ def view_function(model: LanguageModel, tokens: Any) -> FunctionView:
         logits=logits,
         next_logits=next_logits,
         slopes={
-            "pieces of f": (pieces, np.ones(len(pieces))),
-            "all logits": (slopes, counts),
-            "next words": (next_slopes, next_logits.counts),
+            "pieces of f": _summary(pieces, np.ones(len(pieces))),
+            "all logits": _summary(slopes, counts),
+            "next words": _summary(next_slopes, next_logits.counts),
         },
     )
 
@@ -198,12 +200,15 @@ def value_and_slope(function: LogitFunction, x: FloatArray) -> tuple[FloatArray,
     return value.detach().cpu().numpy(), slope.cpu().numpy()
 
 
-def weighted_quantile(values: FloatArray, weight: npt.NDArray[Any], share: float) -> float:
-    """The smallest value such that the values up to it have at least this share of the weight."""
+def _summary(values: FloatArray, weight: npt.NDArray[Any]) -> dict[str, float]:
+    """The mean, and the smallest values up to which this share of the weight lies."""
     order = np.argsort(values)
     below = np.cumsum(weight[order])
-    place = np.searchsorted(below, share * below[-1])
-    return float(values[order[min(int(place), len(values) - 1)]])
+    found = {"mean": float(np.average(values, weights=weight))}
+    for name, share in (("5%", 0.05), ("median", 0.5), ("95%", 0.95)):
+        place = np.searchsorted(below, share * below[-1])
+        found[name] = float(values[order[min(int(place), len(values) - 1)]])
+    return found
 
 
 @torch.no_grad()
@@ -241,53 +246,42 @@ def measure(arguments: argparse.Namespace) -> Report:
     ]
     if any(view.components > 1 for view in views.values()):
         notes.append("the logits of a mixture are those of all components, equally weighted")
-    data = {name: function_data(view) for name, view in views.items()}
+    data = {
+        name: vars(of) | {"logits": of.logits.coarse(), "next_logits": of.next_logits.coarse()}
+        for name, of in views.items()
+    }
     pictures = {"of-the-logits": function_picture(views)}
     title = "The function that a head applies to its logits"
-    return Report(title, function_tables(views), notes, data, pictures=pictures)
+    return Report(title, function_tables(views), notes, data, pictures)
 
 
 def function_tables(views: Mapping[str, FunctionView]) -> list[Table]:
     functions = [
-        {"run": name, "head": view.head, "f": function_text(view)}
+        {"run": name, "head": view.head, "f": str(view)}
         | {"logits": f"{view.logits.total / 1e6:,.1f}M"}
         | {"outside [-R, R]": "-" if view.outside is None else f"{100 * view.outside:.3g}%"}
         | {"slope of the best line": view.line, "SD from that line": view.bend}
         for name, view in views.items()
     ]
-    slopes = []
-    for name, view in views.items():
-        for over, of in view.slopes.items() if view.function != "softmax" else ():
-            shown = (weighted_quantile(*of, share) for share in (0.05, 0.5, 0.95))
-            slopes.append((name, over, np.average(of[0], weights=of[1]), *shown))
+    slopes = [
+        {"run": name, "over": over} | summary
+        for name, view in views.items()
+        for over, summary in view.slopes.items()
+        if view.function != "softmax"
+    ]
     forms: dict[str, Form] = {"slope of the best line": ",.3f", "SD from that line": ",.3f"}
     forms |= {"logits": str, "outside [-R, R]": str}
     tables = [record_table("Function f of the logits", functions, forms)]
     if slopes:
-        header = ("run", "over", "mean", "5%", "median", "95%")
-        tables.append(row_table("Slopes of f", header, slopes, None, None, decimals(3)))
+        tables.append(record_table("Slopes of f", slopes, dict.fromkeys(slopes[0], ",.3f")))
     shares = {"least": 0.0, **{f"{100 * q:g}%": q for q in _QUANTILES}, "greatest": 1.0}
     quantiles = [
-        (name, over, *map(logits.quantile, shares.values()))
+        {"run": name, "over": over} | {key: of.quantile(q) for key, q in shares.items()}
         for name, view in views.items()
-        for over, logits in (("all", view.logits), ("next words", view.next_logits))
+        for over, of in (("all", view.logits), ("next words", view.next_logits))
     ]
-    title = "Quantiles of the logits, before f"
-    return [*tables, row_table(title, ("run", "over", *shares), quantiles, None, None, decimals(2))]
-
-
-def function_data(view: FunctionView) -> dict[str, Any]:
-    """The view with all histograms, including those of the slopes, in at most ``BINS`` bins."""
-    slopes = {}
-    for over, (values, weight) in view.slopes.items():
-        counts, edges = np.histogram(values, BINS, weights=weight)
-        mean = np.average(values, weights=weight)
-        slopes[over] = {"mean": mean, **vars(Histogram(edges, counts.astype(np.int64)))}
-    coarse = {key: getattr(view, key).coarse(BINS) for key in ("logits", "next_logits")}
-    return {**vars(view), **coarse, "slopes": slopes}
-
-
-BINS = 120  # of the logits
+    digits = dict.fromkeys(shares, ",.2f")
+    return [*tables, record_table("Quantiles of the logits, before f", quantiles, digits)]
 
 
 def function_picture(views: Mapping[str, FunctionView]) -> Any:
@@ -296,11 +290,12 @@ def function_picture(views: Mapping[str, FunctionView]) -> Any:
     of_f.axline((0, 0), slope=1, color="0.6", lw=0.9)
     for number, (name, view) in enumerate(views.items()):
         style: dict[str, Any] = {**line_style(number), "lw": 1.4}
-        label, dotted = plain(f"{name}: {function_text(view)}"), style | {"linestyle": ":"}
+        label, dotted = plain(f"{name}: {view}"), style | {"linestyle": ":"}
         for logits, line in ((view.logits, style | {"label": label}), (view.next_logits, dotted)):
-            histogram = logits.coarse(BINS)
-            share = 100 * histogram.counts / histogram.total / np.diff(histogram.edges)
-            of_logits.plot(histogram.middles, np.where(share > 0, share, np.nan), **line)
+            edges, counts = logits.coarse().values()
+            share = 100 * counts / counts.sum() / np.diff(edges)
+            middles = (edges[1:] + edges[:-1]) / 2
+            of_logits.plot(middles, np.where(share > 0, share, np.nan), **line)
         if view.function != "softmax":
             of_f.plot(view.x, view.value, **style)
     of_f.set(title="f against the identity (grey)", ylabel="f(logit), equal mean over the logits")
@@ -312,14 +307,6 @@ def function_picture(views: Mapping[str, FunctionView]) -> Any:
     of_logits.set_ylim(bottom=1e-4)
     legend(figure)
     return figure
-
-
-def function_text(view: FunctionView) -> str:
-    """The function with its options, such as ``gss(c=-1.5, k=2.5)``."""
-    if view.function == "softmax":
-        return "identity"
-    options = ", ".join(f"{name}={value}" for name, value in view.options.items())
-    return f"{view.function}({options})" if options else view.function
 
 
 COMMAND = Measurement(

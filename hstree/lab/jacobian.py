@@ -18,16 +18,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from hstree._progress import track
 from hstree.lm.cli import Argument
-from hstree.lm.report import COLOURS, Table, count, legend, line_style, panels
+from hstree.lm.report import COLOURS, count, legend, line_style, panels
 
 from .layers import ACTIVATIONS, GATES, MoEDense
-from .report import DEVICE, Measurement, Report, record_table
+from .report import Measurement, Report, record_table
 
+Array = npt.NDArray[np.float64]
 THRESHOLDS = (0.1, 0.01, 0.001)
 """Thresholds for counting singular values, as shares of the largest."""
 
@@ -75,44 +77,39 @@ def jacobian_singular_values(
         return torch.cat([torch.linalg.svdvals(part) for part in parts])
 
 
-class Spectrum(NamedTuple):
-    """Singular values of many Jacobians of one kind, n values each, largest first."""
+class LayerSpectrum(NamedTuple):
+    """The singular values of many Jacobians of one kind of layer, n each, largest first."""
 
-    mean: tuple[float, ...]  # of the i-th value
-    deviation: tuple[float, ...]
-    normalised: tuple[float, ...]  # mean of the i-th value / the largest of the same Jacobian
-    shares: tuple[float, ...]  # mean shares of values above each of THRESHOLDS times the largest
-    rank: float  # mean number of values above n eps times the largest
-    condition: tuple[float, float, float]  # quartiles, median of largest / smallest; inf if it is 0
+    gate: str | None  # of a mixture
+    record: dict[str, Any]  # its row of the table, see :func:`summarize_singular_values`
+    mean: Array  # of the i-th value, [n]
+    normalised: Array  # mean of the i-th value / the largest of the same Jacobian, [n]
 
 
-def summarize_singular_values(values: Tensor) -> Spectrum:
-    """The ``Spectrum`` of singular values [N, n] of :func:`jacobian_singular_values`."""
+def summarize_singular_values(values: Tensor) -> tuple[dict[str, Any], Array, Array]:
+    """Summarize singular values [N, n] of :func:`jacobian_singular_values`.
+
+    Returns:
+        A record of the largest and smallest mean value; mean shares of values that are zero, at
+        most n eps times the largest of the same Jacobian, or above :data:`THRESHOLDS` times it;
+        and the quartiles of the condition number, largest / smallest, infinite if any is zero.
+        The means of the i-th values, and those of normalised values.
+    """
     n = values.shape[1]
     normalised = values / values[:, :1].clamp_min(torch.finfo(values.dtype).tiny)
     regular = normalised > n * torch.finfo(values.dtype).eps
     condition = torch.where(regular.all(1), 1 / normalised[:, -1], torch.inf)
     # No interpolation, which could average a number and infinity.
-    quartiles = np.quantile(condition.cpu().numpy(), (0.25, 0.5, 0.75), method="inverted_cdf")
+    quartiles = np.quantile(condition.numpy(), (0.25, 0.5, 0.75), method="inverted_cdf")
+    mean: Array = values.mean(0).numpy()
+    record: dict[str, Any] = {"largest": float(mean[0])}
+    record["smallest"] = float(mean[-1] if mean[-1] >= 1e-14 else 0)
+    record["zero"] = 1 - float(regular.sum(1).double().mean()) / n
+    for share in THRESHOLDS:
+        record[f"above {share:g} of largest"] = float((normalised > share).double().mean())
     low, median, high = map(float, quartiles)
-    return Spectrum(
-        tuple(values.mean(0).tolist()),
-        tuple(values.std(0, correction=min(1, len(values) - 1)).tolist()),
-        tuple(normalised.mean(0).tolist()),
-        tuple((normalised > share).double().mean().item() for share in THRESHOLDS),
-        regular.sum(1).double().mean().item(),
-        (low, median, high),
-    )
-
-
-class LayerSpectrum(NamedTuple):
-    """The spectrum of one kind of layer."""
-
-    kind: str  # "linear", "dense" or "mixture"
-    gate: str | None  # of a mixture
-    experts: int | None
-    parameters: int
-    spectrum: Spectrum
+    record |= {"median condition number": median, "quartiles": (low, high)}
+    return record, mean, normalised.mean(0).numpy()
 
 
 def jacobian_experiment(
@@ -122,7 +119,6 @@ def jacobian_experiment(
     activation: str = "relu",
     gates: Sequence[str] = ("softmax", "constant"),
     seeds: int = 5,
-    device: torch.device | str = "cpu",
 ) -> list[LayerSpectrum]:
     """Compute Jacobian spectra of untrained layers of n features: linear, dense f(W x + c), and for
     each gate and number of experts, in increasing order, a mixture sum_k g_k(x) f(W_k x + c_k).
@@ -145,12 +141,12 @@ def jacobian_experiment(
                 x = torch.randn(inputs, features, dtype=torch.float64)
                 f = "identity" if kind == "linear" else activation
                 options: Any = {"gate": of_gate or "none", "activation": f, "dtype": torch.float64}
-                layer = MoEDense(features, features, k or 1, **options).to(device)
-            found = jacobian_singular_values(layer, x.to(device), chunk_size=chunk_size)
-            values.append(found.cpu())
-        parameters = sum(parameter.numel() for parameter in layer.parameters())
-        spectrum = summarize_singular_values(torch.cat(values))
-        layers.append(LayerSpectrum(kind, of_gate, k, parameters, spectrum))
+                layer = MoEDense(features, features, k or 1, **options)
+            values.append(jacobian_singular_values(layer, x, chunk_size=chunk_size))
+        record, *spectra = summarize_singular_values(torch.cat(values))
+        about = {"layer": f"{kind}, {of_gate} gates" if of_gate else kind, "experts": k}
+        about["parameters"] = sum(parameter.numel() for parameter in layer.parameters())
+        layers.append(LayerSpectrum(of_gate, about | record, *spectra))
     return layers
 
 
@@ -161,7 +157,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         if len(set(settings[name])) < len(settings[name]):
             raise ValueError(f"--{name}: expected each once, got {settings[name]}")
     settings["experts"].sort()
-    layers = jacobian_experiment(**settings, device=arguments.device)
+    layers = jacobian_experiment(**settings)
     activation = arguments.activation
     notes = [
         f"Draws of inputs and weights: {arguments.seeds}; standard normal inputs of each: "
@@ -171,37 +167,19 @@ def measure(arguments: argparse.Namespace) -> Report:
         "times the largest of the same Jacobian.",
         "Condition number: largest over smallest singular value, infinite (inf) if any is zero.",
     ]
+    forms: dict[str, Any] = {"parameters": count, "median condition number": _condition}
+    forms |= {"quartiles": lambda of: " to ".join(map(_condition, of))}
+    forms |= {"largest": ".3f", "smallest": _digits, "zero": ".1%"}
+    forms |= {f"above {share:g} of largest": ".1%" for share in THRESHOLDS}
+    title = f"Singular values of dy/dx, n = {arguments.features}, activation {activation}"
+    table = record_table(title, [layer.record for layer in layers], forms)
+    spectra = {name: [getattr(layer, name) for layer in layers] for name in ("mean", "normalised")}
     pictures = {
         "normalised-singular-values": jacobian_picture(layers, activation, normalised=True),
         "singular-values": jacobian_picture(layers, activation, normalised=False),
     }
-    tables, title = [jacobian_table(layers, activation)], "Jacobians of mixtures of experts"
-    return Report(title, tables, notes, settings | {"layers": layers}, pictures=pictures)
-
-
-def jacobian_table(layers: Sequence[LayerSpectrum], activation: str) -> Table:
-    records = []
-    n = len(layers[0].spectrum.mean)
-    for layer in layers:
-        spectrum, least = layer.spectrum, layer.spectrum.mean[-1]
-        shares = zip(THRESHOLDS, spectrum.shares, strict=True)
-        record: dict[str, Any] = {
-            "layer": f"mixture, {layer.gate} gates" if layer.gate else layer.kind,
-            "experts": layer.experts,
-            "parameters": layer.parameters,
-            "largest": spectrum.mean[0],
-            "smallest": least if least >= 1e-14 else 0,
-            "zero": 1 - spectrum.rank / n,
-            **{f"above {share:g} of largest": of for share, of in shares},
-            "median condition number": spectrum.condition[1],
-            "quartiles": " to ".join(map(_condition, spectrum.condition[::2])),
-        }
-        records.append(record)
-    forms: dict[str, Any] = {"parameters": count, "median condition number": _condition}
-    forms |= {"quartiles": str, "largest": ".3f", "smallest": _digits}
-    forms |= {key: ".1%" for key in records[0] if key.startswith(("zero", "above"))}
-    title = f"Singular values of dy/dx, n = {n}, activation {activation}"
-    return record_table(title, records, forms)
+    title = "Jacobians of mixtures of experts"
+    return Report(title, [table], notes, settings | spectra, pictures)
 
 
 def _digits(value: float) -> str:
@@ -220,14 +198,14 @@ def jacobian_picture(layers: Sequence[LayerSpectrum], activation: str, *, normal
     same Jacobian before the mean: a column for each kind of gate, linear above, logarithmic below.
     Every panel includes the linear and the dense layer."""
     gates = list(dict.fromkeys(layer.gate for layer in layers if layer.gate))
-    experts = dict.fromkeys(layer.experts for layer in layers if layer.experts)
+    experts = dict.fromkeys(of.record["experts"] for of in layers if of.gate)
     styles: dict[object, dict[str, Any]] = {
         k: line_style(number) | {"lw": 1.4, "label": f"mixture, K = {k}"}
         for number, k in enumerate(experts)
     }
     styles["linear"] = {"linestyle": ":", "lw": 1.6, "label": "linear, no activation"}
     styles["dense"] = {"lw": 2.2, "label": f"dense, {activation}"}
-    values = [layer.spectrum.normalised if normalised else layer.spectrum.mean for layer in layers]
+    values = [layer.normalised if normalised else layer.mean for layer in layers]
     largest = max(map(max, values))
     name = "mean singular value / largest" if normalised else "mean singular value of dy/dx"
     shared: dict[str, Any] = {"sharex": True, "sharey": "row", "squeeze": False}
@@ -236,7 +214,8 @@ def jacobian_picture(layers: Sequence[LayerSpectrum], activation: str, *, normal
         for axes in (top, bottom):
             for layer, heights in zip(layers, values, strict=True):
                 if layer.gate in (None, gate):
-                    style = {"color": COLOURS[-1]} | styles[layer.experts or layer.kind]
+                    kind = layer.record["experts"] or layer.record["layer"]
+                    style = {"color": COLOURS[-1]} | styles[kind]
                     axes.plot(range(1, len(heights) + 1), heights, **style)
         top.set_title(f"{gate} gates", fontsize=10)
         top.set_ylim(0, 1.05 * largest)
@@ -260,6 +239,5 @@ COMMAND = Measurement(
         Argument("--activation", "of the dense layer and of experts", "relu", choices=_NAMES),
         Argument("--gates", _GATES, ["softmax", "constant"], choices=GATES),
         Argument("--seeds", "number of draws of inputs and weights", 5),
-        *DEVICE,
     ),
 )

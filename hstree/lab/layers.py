@@ -25,16 +25,9 @@ __all__ = ["ACTIVATIONS", "GATES", "MoEConv2d", "MoEDense", "NonLocalBlock", "mi
 Activation = Callable[[Tensor], Tensor]
 
 
-def _identity(input: Tensor) -> Tensor:
-    return input
-
-
 ACTIVATIONS: dict[str, Activation] = {
-    **{name: getattr(F, name) for name in ("relu", "leaky_relu", "elu", "gelu", "silu")},
-    "softplus": F.softplus,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "identity": _identity,
+    **{name: getattr(F, name) for name in ("relu", "gelu", "silu", "softplus", "tanh")},
+    "identity": torch.positive,
 }
 GATES = ("softmax", "sigmoid", "constant", "none")
 

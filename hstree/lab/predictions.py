@@ -35,14 +35,6 @@ class Prediction(NamedTuple):
     true_rank: int | None = None  # 1 + the number of more probable words
 
 
-class ContextPredictions(NamedTuple):
-    """The predictions of several models in one context."""
-
-    context: str
-    true_word: str | None
-    predictions: tuple[Prediction, ...]  # one for each model
-
-
 @torch.no_grad()
 def next_log_prob(model: LanguageModel, tokens: Any) -> Tensor:
     """log P [V] of the word after a text [n] of class ids, in nats, float32 or wider."""
@@ -74,7 +66,8 @@ def measure(arguments: argparse.Namespace) -> Report:
     if arguments.top_k > least:
         expected = f"expected at most {least} (the smallest vocabulary)"
         raise ValueError(f"--top-k: {expected}, got {arguments.top_k}")
-    notes, found = [], []
+    notes: list[str] = []
+    found: list[dict[str, Any]] = []
     for number, (context, truth) in enumerate(contexts, start=1):
         predictions = []
         for name, run in runs.items():
@@ -87,10 +80,9 @@ def measure(arguments: argparse.Namespace) -> Report:
             log_prob = next_log_prob(run.model, tokens)
             likely = prediction(log_prob, run.vocabulary.words, arguments.top_k, true_word)
             predictions.append(likely)
-        found.append(ContextPredictions(context, truth, tuple(predictions)))
-    names, title = list(runs), "Next words of several models"
-    data = {"models": names, "contexts": found}
-    return Report(title, prediction_tables(found, names), notes, data)
+        found.append({"context": context, "true_word": truth, "predictions": predictions})
+    data = {"models": [*runs], "contexts": found}
+    return Report("Next words of several models", prediction_tables(found, [*runs]), notes, data)
 
 
 def _split(text: str) -> tuple[str, str | None]:
@@ -112,27 +104,28 @@ def _true_word(context: str, words: list[str], truth: str, run: Run) -> str:
     return found[0]
 
 
-def prediction_tables(contexts: Sequence[ContextPredictions], models: Sequence[str]) -> list[Table]:
+def prediction_tables(contexts: Sequence[dict[str, Any]], models: Sequence[str]) -> list[Table]:
     """A table for each context, with a column for each model. The true word is in brackets, and its
     probability and rank in the last row. If several contexts have a true word, another table
     summarizes them."""
     tables, summary = [], []
     for number, each in enumerate(contexts, start=1):
-        truth, rows = each.true_word, []
-        for k in range(len(each.predictions[0].words)):
-            found = [(of.words[k], of.probabilities[k]) for of in each.predictions]
-            cells = [f"{f'[{w}]' if w == truth else w} {percent(p)}" for w, p in found]
+        truth, found = each["true_word"], each["predictions"]
+        rows = []
+        for k in range(len(found[0].words)):
+            shown = [(of.words[k], percent(of.probabilities[k])) for of in found]
+            cells = [f"[{word}] {p}" if word == truth else f"{word} {p}" for word, p in shown]
             rows.append((str(k + 1), *cells))
         if truth is not None:
             cells = [
                 "not in the vocabulary"
                 if of.true_probability is None
                 else f"{percent(of.true_probability)}, rank {count(of.true_rank)}"
-                for of in each.predictions
+                for of in found
             ]
             rows.append(("true word", *cells))
             summary.append((str(number), truth, *cells))
-        title = f"{number}. {each.context} {'?' if truth is None else f'[{truth}]'}"
+        title = f"{number}. {each['context']} {'?' if truth is None else f'[{truth}]'}"
         tables.append(row_table(title, ("rank", *models), rows, None))
     if len(summary) > 1:
         title, header = "Probability of the true word, and its rank", ("context", "true word")
@@ -147,9 +140,9 @@ def percent(probability: float) -> str:
 
 
 _CONTEXT = (
-    "words to read and, optionally, ' | ' and the true next word: 'the company said | it'; a "
+    "words to read and, optionally, ' | ' and the true next word: 'the company said | it'; a run "
+    "with subwords uses its first token; may be repeated"
 )
-_CONTEXT += "run with subwords uses its first token; may be repeated"
 COMMAND = Measurement(
     "predictions",
     "next words of several models",

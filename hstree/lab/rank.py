@@ -12,8 +12,8 @@ largest singular values have all but a share epsilon of the sum of squares (Part
 2021).
 
 Singular values of a float32 matrix are roots of the eigenvalues of its Gram matrix, which is summed
-block by block in float64, where products of float32 are exact. A float64 matrix, of a model that
-computes in float64, is decomposed as a whole.
+block by block in float64, where products of float32 are exact: their error is far below the Press
+threshold. A float64 matrix, of a model that computes in float64, is decomposed as a whole.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .report import DEVICE, SPLIT, TEXT, Measurement, Report, corpus_of, load_ru
 DTYPES = (torch.float32, torch.float64)
 EPSILONS = (1e-3, 1e-4, 1e-5)
 _WINDOW_BYTES = 1 << 25  # of log-probabilities that a model computes at once
-_PART_BYTES = 1 << 28  # of float64 rows that are multiplied at once
+_PART_ROWS = 2048  # that are multiplied in float64 at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,6 @@ class RankResult:
     dtype: torch.dtype
     singular_values: npt.NDArray[np.float64]  # [min(m, n)], largest first
     press_threshold: float
-    press_error: float  # bound on the error of singular values at the threshold and above
     press_rank: int
     effective_ranks: dict[float, int]  # by epsilon
 
@@ -97,7 +96,7 @@ def log_prob_rank(
     Example:
         >>> import torch
         >>> from hstree.heads import Softmax
-        >>> from hstree.lab import log_prob_rank, softmax_rank_bound
+        >>> from hstree.lab.rank import log_prob_rank, softmax_rank_bound
         >>> from hstree.lm.model import AWDLSTM, LanguageModel
         >>> backbone = AWDLSTM(n_classes=100, embedding_size=8, hidden_size=8)
         >>> model = LanguageModel(backbone, Softmax(8, 100))
@@ -126,76 +125,50 @@ def log_prob_blocks(
 
 def matrix_rank(blocks: Iterable[Tensor]) -> RankResult:
     """The ranks of a matrix [m, n] given as blocks [b, n] of its rows, all float32 or all float64.
-
-    The Gram matrix G of a float32 matrix, in B blocks of b rows, is accurate to
-    ``gamma_{b + B} |A|_F^2``, gamma_k = k u / (1 - k u), u = 2^-53, and LAPACK's eigenvalues to
-    n u s_max^2. With the sum delta of both, a singular value s is accurate to
-    min(sqrt(delta), delta / s). Of a matrix with fewer rows than columns, and of one in float64,
-    LAPACK decomposes all rows in float64. Raises ValueError for a number that is not finite.
-    """
-    gram, kept, rows, parts = None, list[Tensor](), 0, 0
+    One of fewer rows than columns, or in float64, is decomposed as a whole in float64, any other
+    from its Gram matrix [n, n]. Raises ValueError for a number that is not finite."""
+    gram, kept, rows = None, list[Tensor](), 0
     for block in blocks:
         if not block.isfinite().all():
             raise ValueError("matrix: expected finite numbers, got nan or infinity")
         rows, width, dtype = rows + len(block), block.shape[1], block.dtype
         kept.append(block)
         if dtype == torch.float32 and sum(map(len, kept)) >= width:
-            if gram is None:
-                gram = torch.zeros(width, width, dtype=torch.float64, device=block.device)
-            parts, kept = parts + _add(gram, kept), []
+            gram, kept = _add(gram, kept), []
     if gram is None:
         values = torch.linalg.svdvals(torch.cat(kept).double())
     else:
-        parts += _add(gram, kept) if kept else 0
-        squares, unit = torch.linalg.eigvalsh(gram).flip(0), 2.0**-53
-        products = (min(rows, _part(width)) + parts) * unit
-        delta = products / (1 - products) * float(gram.trace()) + width * unit * float(squares[0])
-        values = squares.clamp_(min=0).sqrt_()
+        gram = _add(gram, kept)
+        values = torch.linalg.eigvalsh(gram).flip(0).clamp_(min=0).sqrt_()
     found, shape = values.cpu().numpy(), (rows, width)
-    threshold, exact = (press_threshold(shape, float(found[0]), d) for d in (dtype, torch.float64))
-    error = exact if gram is None or not threshold else min(math.sqrt(delta), delta / threshold)
+    threshold = press_threshold(shape, float(found[0]), dtype)
     press = int((found > threshold).sum())
     effective = {epsilon: effective_rank(found, epsilon) for epsilon in EPSILONS}
-    return RankResult(shape, dtype, found, threshold, error, press, effective)
+    return RankResult(shape, dtype, found, threshold, press, effective)
 
 
-def _part(width: int) -> int:
-    """Rows of float64 that are multiplied at once."""
-    return max(1, _PART_BYTES // (8 * width))
-
-
-def _add(gram: Tensor, blocks: list[Tensor]) -> int:
-    """Add the products of the rows to a Gram matrix; returns the number of additions."""
-    parts = torch.split(torch.cat(blocks), _part(len(gram)))
-    for part in parts:
-        wide = part.double()
-        gram.addmm_(wide.T, wide)
-    return len(parts)
+def _add(gram: Tensor | None, blocks: list[Tensor]) -> Tensor:
+    """The sum of a Gram matrix and that of further rows."""
+    for block in torch.split(torch.cat(blocks), _PART_ROWS) if blocks else ():
+        wide = block.double()
+        gram = wide.T @ wide if gram is None else gram.addmm_(wide.T, wide)
+    assert gram is not None
+    return gram
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    results: dict[str, RankResult] = {}
-    notes = []
+    results, notes = {}, []
     for name, run in load_runs(arguments).items():
-        split, head, corpus = arguments.split, run.model.head, corpus_of(run, arguments)
+        split, corpus = arguments.split, corpus_of(run, arguments)
         tokens, dtype = getattr(corpus, split), getattr(torch, arguments.dtype)
         try:
-            found = log_prob_rank(run.model, tokens, arguments.rows, dtype)
+            results[name] = found = log_prob_rank(run.model, tokens, arguments.rows, dtype)
         except ValueError as error:
             raise ValueError(f"{name}, {split} part: {error}") from None
-        results[name] = found
         where = f"{found.shape[0]:,} contexts of the {split} part of {corpus.name}"
-        bound = softmax_rank_bound(head)
+        bound = softmax_rank_bound(run.model.head)
         most = "" if bound is None else f"; such a softmax has rank at most {bound}"
-        notes.append(f"{name}: head {head.name}, {where}{most}")
-        if found.press_threshold and found.press_error > 1e-6 * found.press_threshold:
-            apart = abs(found.singular_values - found.press_threshold)
-            notes.append(
-                f"{name}: the error bound at the Press threshold is "
-                f"{found.press_error / found.press_threshold:.2%} of the threshold; "
-                f"{(apart <= found.press_error).sum():,} singular values are closer to it than "
-                "that, so they may or may not count"
-            )
+        notes.append(f"{name}: head {run.model.head.name}, {where}{most}")
     records = [
         {"matrix": name, "dtype": dtype_name(r.dtype), "rows": r.shape[0], "columns": r.shape[1]}
         | {"largest_singular_value": float(r.singular_values[0])}
@@ -203,11 +176,10 @@ def measure(arguments: argparse.Namespace) -> Report:
         | {f"effective_rank_{e:g}": rank for e, rank in r.effective_ranks.items()}
         for name, r in results.items()
     ]
-    ranks = record_table("Press rank and effective ranks", records, {"press_threshold": ".3g"})
-    data = [r | vars(of) for r, of in zip(records, results.values(), strict=True)]
+    table = record_table("Press rank and effective ranks", records, {"press_threshold": ".3g"})
+    data = {"singular_values": {name: r.singular_values for name, r in results.items()}}
     pictures = {"spectrum": rank_picture(results)}
-    title = "Ranks of log-probability matrices"
-    return Report(title, [ranks], notes, {"matrices": data}, records, pictures)
+    return Report("Ranks of log-probability matrices", [table], notes, data, pictures)
 
 
 def rank_picture(results: Mapping[str, RankResult]) -> Any:

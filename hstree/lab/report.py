@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date
-from functools import cache
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -32,7 +31,6 @@ from hstree.lm.config import choose_device
 from hstree.lm.data import Corpus
 from hstree.lm.report import (
     Table,
-    csv_text,
     fold,
     markdown,
     number,
@@ -43,12 +41,8 @@ from hstree.lm.report import (
 from hstree.lm.run import Run, load_run, run_names
 
 Form = str | Callable[[Any], str]
-MARKERS = "osD^vP*X"  # of the curves of a picture
 SPLIT = Argument("--split", "part of the text", "test", choices=("test", "valid"))
-TEXT = (
-    Argument("--data", "text, as for hstree train (default: that of the run)", metavar="PATH"),
-    Argument("--column", "column of text of a data set or table", metavar="NAME"),
-)
+TEXT = (Argument("--data", "text, as for hstree train (default: that of the run)", metavar="PATH"),)
 DEVICE = (
     Argument("--device", "auto: a GPU if there is one", "auto", choices=("auto", "cpu", "cuda")),
     Argument("--threads", "number of CPU threads (default: chosen by torch)", type=whole),
@@ -62,8 +56,7 @@ class Report:
     title: str
     tables: Sequence[Table]
     notes: Sequence[str] = ()  # what a reader must know in addition, one sentence each
-    data: Any = None  # all results, for JSON; nan and infinity become null
-    rows: Sequence[Any] | None = None  # for CSV, mappings or dataclasses with equal keys
+    data: Any = None  # for JSON, beside the records of tables; nan and infinity become null
     pictures: Mapping[str, Any] = field(default_factory=dict)  # by name; "": the only one
     files: Mapping[str, Content] = field(default_factory=dict)  # others, by name
     appendix: str = ""  # Markdown below the command
@@ -72,17 +65,17 @@ class Report:
 
     def content(self, name: str, command: str) -> dict[str, Content]:
         """The files of this report by name: NAME.md, the page, which shows the command lines that
-        made the report; NAME.json; NAME.csv; NAME-PICTURE.png."""
+        made the report; NAME.json, in full precision; NAME-PICTURE.png."""
         files: dict[str, Content] = {
             f"{name}-{which}.png" if which else f"{name}.png": picture(figure)
             for which, figure in self.pictures.items()
         }
         shown = [f"![{Path(file).stem.replace('-', ' ')}]({file})" for file in files]
         files |= self.files
-        if self.data is not None:
-            files[f"{name}.json"] = (json.dumps(plain_data(self.data), indent=1) + "\n").encode()
-        if self.rows is not None:
-            files[f"{name}.csv"] = csv_text([*map(_record, self.rows)]).encode()
+        data = {of.title: of.records for of in self.tables if isinstance(of, RecordTable)}
+        data = {**data, **(self.data or {})} if data else self.data
+        if data is not None:
+            files[f"{name}.json"] = (json.dumps(plain_data(data), indent=1) + "\n").encode()
         page = markdown(self.tables, self.notes).strip()
         where = self.made or made_on([provenance()])
         made = ["Made by", indent(command, "    "), self.appendix, where]
@@ -106,39 +99,49 @@ def row_table(
     return Table(title, tuple(header), tuple(cells), tuple(form is not None for form in of))
 
 
+@dataclass(frozen=True)
+class RecordTable(Table):
+    """A table and the records that it shows."""
+
+    records: Sequence[Mapping[str, Any]] = ()
+
+
 def record_table(
-    title: str, records: Sequence[Mapping[str, Any]], forms: Mapping[str, Form] | Form = ",.4g"
-) -> Table:
+    title: str, records: Sequence[Mapping[str, Any]], forms: Mapping[str, Form] | None = None
+) -> RecordTable:
     """A table of records with equal keys, whose keys, as words, are the header. Columns with texts
-    are text; numbers are written with the form of their key, a format or a function, whole ones by
-    default as 1,234, and None and nan as ``-``."""
+    are text; numbers are written with the form of their key, a format or a function, by default
+    four digits, or 1,234 for whole ones; None and nan as ``-``."""
 
     def form(key: str) -> Callable[[Any], str] | None:
-        found = forms.get(key, ",.4g") if isinstance(forms, Mapping) else forms
-        if not isinstance(found, str):
+        found = (forms or {}).get(key)
+        if callable(found):
             return found
         values = [record[key] for record in records]
         if any(isinstance(value, str) for value in values):
             return None
         whole = all(value is None or isinstance(value, int) for value in values)
-        return number("," if whole and found == ",.4g" else found)
+        return number(found or ("," if whole else ",.4g"))
 
     header = [key.replace("_", " ").replace("press", "Press") for key in records[0]]
-    return row_table(title, header, [[*r.values()] for r in records], *map(form, records[0]))
+    cells = [[*record.values()] for record in records]
+    shown = row_table(title, header, cells, *map(form, records[0]))
+    return RecordTable(**vars(shown), records=records)
 
 
-def _record(value: Any) -> Any:
-    """The fields of a dataclass or named tuple by name; other values as they are."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
-    return value._asdict() if hasattr(value, "_asdict") else value
+def interval(form: str) -> Callable[[tuple[float, float]], str]:
+    """A formatter of intervals by a format specification of their ends; ``-`` for nan."""
+    return lambda of: "-" if math.isnan(of[0]) else f"{of[0]:{form}} to {of[1]:{form}}"
 
 
 def plain_data(value: Any) -> Any:
     """The value as lists, dictionaries, texts and numbers."""
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
         value = value.tolist()
-    value = _record(value)
+    if dataclasses.is_dataclass(value):
+        value = vars(value)
+    elif hasattr(value, "_asdict"):  # a named tuple
+        value = value._asdict()
     if isinstance(value, Mapping):
         return {str(key): plain_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -153,10 +156,16 @@ def plain_data(value: Any) -> Any:
 
 def provenance() -> dict[str, Any]:
     """Machine, threads, versions and date of a measurement."""
-    gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
+    machine = platform.processor() or platform.machine()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                machine = line.partition(":")[2].strip()
+    if torch.cuda.is_available():
+        machine += f", {torch.cuda.get_device_name()}"
     versions = {"hstree": hstree.__version__, "torch": torch.__version__}
     return {
-        "machine": ", ".join([processor(), *gpu]),
+        "machine": machine,
         "threads": torch.get_num_threads(),
         "versions": versions | {"python": platform.python_version()},
         "date": str(date.today()),
@@ -179,16 +188,6 @@ def made_on(records: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join([*text, days]).replace("1 threads", "one thread") + "."
 
 
-@cache
-def processor() -> str:
-    """The name of the processor, if the system provides it."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
 # Commands
 
 
@@ -205,11 +204,9 @@ class Measurement:
     output: str = ""  # default of --output; "": the name
 
     def add_command(self, commands: Any) -> None:
+        about = sys.modules[self.measure.__module__].__doc__
         parser = commands.add_parser(
-            self.name,
-            help=self.help,
-            description=sys.modules[self.measure.__module__].__doc__,
-            formatter_class=Paragraphs,
+            self.name, help=self.help, description=about, formatter_class=Paragraphs
         )
         if self.runs is not None:
             about = "run folders of hstree train"
@@ -275,7 +272,7 @@ def load_runs(arguments: argparse.Namespace) -> dict[str, Run]:
 
 
 def corpus_of(run: Run, arguments: argparse.Namespace) -> Corpus:
-    return run.corpus(arguments.data, arguments.column)
+    return run.corpus(arguments.data)
 
 
 def read_columns(

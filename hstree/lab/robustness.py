@@ -18,7 +18,7 @@ import argparse
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,30 +29,13 @@ from hstree.lm.cli import Argument
 from hstree.lm.report import legend, line_style, panels
 
 from .rank import DTYPES, EPSILONS, effective_rank, press_threshold
-from .report import DEVICE, Measurement, Report, record_table
+from .report import Measurement, Report, record_table
 
-Device = torch.device | str
 VARIANCES = [10.0**power for power in range(-30, -4)]  # c
 
 
-class NoisePoint(NamedTuple):
-    """Ranks of a matrix with noise of variance c / n^2."""
-
-    c: float
-    press_rank: int
-    expected: float  # of :func:`expected_press_rank`
-    effective_ranks: dict[float, int]  # by epsilon
-
-
 def reconstructions(
-    size: int,
-    rank: int,
-    repetitions: int,
-    dtype: torch.dtype,
-    seed: int = 0,
-    device: Device = "cpu",
-    *,
-    prune: bool = True,
+    size: int, rank: int, repetitions: int, dtype: torch.dtype, seed: int = 0, prune: bool = True
 ) -> tuple[list[int], float]:
     """Prune a matrix [size, size] of independent standard normal elements to its ``rank`` largest
     singular values, then decompose and reconstruct it repeatedly, from these alone (``prune``) or
@@ -64,7 +47,7 @@ def reconstructions(
     """
     generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(size, size, generator=generator, dtype=torch.float64)
-    u, s, vh = torch.linalg.svd(normal.to(device, dtype))
+    u, s, vh = torch.linalg.svd(normal.to(dtype))
     matrix = first = (u[:, :rank] * s[:rank]) @ vh[:rank]
     keep = rank if prune else size
     ranks = []
@@ -77,15 +60,12 @@ def reconstructions(
 
 
 def noise_ranks(
-    size: int,
-    variances: Sequence[float],
-    rank: int,
-    dtype: torch.dtype,
-    seed: int = 0,
-    device: Device = "cpu",
-) -> list[NoisePoint]:
+    size: int, variances: Sequence[float], rank: int, dtype: torch.dtype, seed: int = 0
+) -> list[dict[str, Any]]:
     """Ranks of a matrix [size, size] plus normal noise of variance c / size^2, for every c of
-    ``variances``; the noise is the same for all, except for its scale.
+    ``variances``; the noise is the same for all, except for its scale. A row for each c:
+    ``press_rank``; what is ``expected`` of it, see ``expected_press_rank``;
+    ``effective_rank_EPSILON``.
 
     The matrix has random singular vectors and the singular values exp(-i / 2), 0 <= i < rank;
     of 10, its effective ranks are 7, 9 and 10 for epsilon 1e-3, 1e-4 and 1e-5.
@@ -94,13 +74,14 @@ def noise_ranks(
     left, right = (torch.linalg.qr(torch.randn(size, rank, **options)).Q for _ in range(2))
     clean = (left * torch.exp(-torch.arange(rank, dtype=torch.float64) / 2)) @ right.T
     noise = torch.randn(size, size, **options)
-    points = []
+    rows = []
     for c in track(variances, "adding noise", len(variances)):
-        s = torch.linalg.svdvals((clean + math.sqrt(c) / size * noise).to(device, dtype))
-        effective = {e: effective_rank(s.double().cpu().numpy(), e) for e in EPSILONS}
-        expected = expected_press_rank(size, c, rank, dtype)
-        points.append(NoisePoint(c, _press_rank(s), expected, effective))
-    return points
+        s = torch.linalg.svdvals((clean + math.sqrt(c) / size * noise).to(dtype))
+        row = {"dtype": dtype_name(dtype), "c": c, "press_rank": _press_rank(s)}
+        row["expected"] = expected_press_rank(size, c, rank, dtype)
+        values = s.double().numpy()
+        rows.append(row | {f"effective_rank_{e:g}": effective_rank(values, e) for e in EPSILONS})
+    return rows
 
 
 def expected_press_rank(size: int, c: float, rank: int, dtype: torch.dtype) -> float:
@@ -118,22 +99,17 @@ def _press_rank(s: Tensor) -> int:
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    size, rank, seed, device = arguments.size, arguments.rank, arguments.seed, arguments.device
+    size, rank, seed = arguments.size, arguments.rank, arguments.seed
     if not rank < size:
         raise ValueError(f"--rank: expected a number below --size, {size}, got {rank}")
     repeated, n = [], arguments.repetitions
     for prune, dtype in itertools.product((True, False), DTYPES):
-        ranks, change = reconstructions(size, rank, n, dtype, seed, device, prune=prune)
+        ranks, change = reconstructions(size, rank, n, dtype, seed, prune)
         pruned = "every time" if prune else "once"
         row: dict[str, Any] = {"dtype": dtype_name(dtype), "pruned": pruned, "repetitions": n}
         row |= {"lowest_press_rank": min(ranks), "highest_press_rank": max(ranks)}
         repeated.append(row | {"relative_change": change})
-    rows = [
-        {"dtype": dtype_name(dtype), "c": p.c, "press_rank": p.press_rank, "expected": p.expected}
-        | {f"effective_rank_{e:g}": rank for e, rank in p.effective_ranks.items()}
-        for dtype in DTYPES
-        for p in noise_ranks(size, VARIANCES, rank, dtype, seed, device)
-    ]
+    rows = [r for d in DTYPES for r in noise_ranks(size, VARIANCES, rank, d, seed)]
     tables = [
         record_table("Decomposed and multiplied repeatedly", repeated, {"relative_change": ".1e"}),
         record_table("With normal noise of variance c / n^2", rows, {"expected": ",.0f"}),
@@ -143,27 +119,23 @@ def measure(arguments: argparse.Namespace) -> Report:
         "singular values of the matrix before the noise: exp(-i / 2), i = 0, 1, ...; "
         "expected: by the quarter-circle law for the singular values of noise",
     ]
-    data = {"size": size, "rank": rank, "seed": seed, "reconstructions": repeated, "noise": rows}
     pictures = {"noise": noise_picture(rows)}
-    return Report("Robustness of the Press rank", tables, notes, data, rows, pictures)
+    return Report("Robustness of the Press rank", tables, notes, pictures=pictures)
 
 
 def noise_picture(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Press ranks, measured and expected by the quarter-circle law, and the effective ranks of the
     last dtype, against c."""
     figure, axes = panels(7.6, 5.6)
-    for place, name in enumerate(map(dtype_name, DTYPES)):
-        own, colour = [row for row in rows if row["dtype"] == name], line_style(place)["color"]
-        for key, marker, label in (
-            ("press_rank", "o-", f"Press rank, {name}"),
-            ("expected", "s", f"the same by the quarter-circle law, {name}"),
-        ):
-            axes.plot(
-                VARIANCES, [row[key] for row in own], marker, mfc="none", c=colour, label=label
-            )
-    for place, e in enumerate(EPSILONS, start=len(DTYPES)):
-        ranks, colour = [row[f"effective_rank_{e:g}"] for row in own], line_style(place)["color"]
-        axes.plot(VARIANCES, ranks, "s--", ms=4, c=colour, label=f"effective rank, {e:g}")
+    curves = []
+    for dtype in map(dtype_name, DTYPES):
+        curves += [("press_rank", dtype, "o-", f"Press rank, {dtype}")]
+        curves += [("expected", dtype, "s", f"the same by the quarter-circle law, {dtype}")]
+    curves += [(f"effective_rank_{e:g}", dtype, "x--", f"effective rank, {e:g}") for e in EPSILONS]
+    for place, (key, dtype, marker, label) in enumerate(curves):
+        ranks = [row[key] for row in rows if row["dtype"] == dtype]
+        colour = line_style(place)["color"]
+        axes.plot(VARIANCES, ranks, marker, ms=4, mfc="none", color=colour, label=label)
     axes.set(xlabel="c, variance of the noise times n squared (log scale)", xscale="log")
     axes.set(ylabel="rank (log scale)", yscale="log")
     legend(figure, ncols=2)
@@ -179,6 +151,5 @@ COMMAND = Measurement(
         Argument("--rank", "r, number of singular values to keep", 10),
         Argument("--repetitions", "number of times that a matrix is decomposed and multiplied", 10),
         Argument("--seed", "seed of matrices and noise", 0, type=int),
-        *DEVICE,
     ),
 )

@@ -23,9 +23,19 @@ from typing import Any, NamedTuple
 from hstree.lm.cli import Argument
 from hstree.lm.report import Table, line_style, panels, plain, probability
 
-from .report import Form, Measurement, Report, read_columns, record_table, row_table, skipped
+from .report import (
+    Form,
+    Measurement,
+    Report,
+    interval,
+    read_columns,
+    record_table,
+    row_table,
+    skipped,
+)
 
 CONFIDENCE = 0.95
+Record = dict[str, Any]
 
 
 class TTest(NamedTuple):
@@ -87,154 +97,119 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-class Sample(NamedTuple):
-    """The values of a model, one for each seed; their mean; their standard deviation, with n - 1 in
-    the denominator, nan for a single value or if one is not finite; and the 95% confidence interval
-    of the mean, mean -+ t_{n-1} deviation / sqrt(n), nan if the deviation is nan or 0."""
+def sample(values: Sequence[float]) -> Record:
+    """n, mean, standard deviation (SD) with n - 1 in the denominator, and least and greatest of the
+    values of a model, one for each seed, and the 95% interval of the mean, mean -+ t_{n-1} SD /
+    sqrt(n). SD and interval are nan for a single value or if one is not finite, the interval also
+    if SD is 0."""
+    from scipy.stats import t
 
-    name: str
-    values: tuple[float, ...]
-    mean: float
-    deviation: float
-    low: float
-    high: float
-
-
-class PairTest(NamedTuple):
-    """Two models, Welch's and Student's test, and their p-values corrected by :func:`holm` over
-    all pairs."""
-
-    first: str
-    second: str
-    welch: TTest
-    student: TTest
-    welch_corrected: float
-    student_corrected: float
+    n, mean, ends = len(values), sum(values) / len(values), (math.nan, math.nan)
+    deviation = statistics.stdev(values) if n > 1 and math.isfinite(mean) else math.nan
+    if deviation > 0:
+        low, high = t.interval(CONFIDENCE, n - 1, mean, deviation / math.sqrt(n))
+        ends = float(low), float(high)
+    record = {"n": n, "mean": mean, "SD": deviation, "95% interval": ends}
+    return record | {"least": min(values), "greatest": max(values)}
 
 
-class Significance(NamedTuple):
-    """The models, a test for each pair that can be tested, and notes, one sentence each."""
-
-    samples: tuple[Sample, ...]
-    pairs: tuple[PairTest, ...]
-    notes: tuple[str, ...]
+def testable(samples: Sequence[Record]) -> list[str]:
+    """The names of the models with two or more values, all of them finite."""
+    return [of["model"] for of in samples if of["n"] > 1 and math.isfinite(of["mean"])]
 
 
-def significance_tests(values: Mapping[str, Sequence[float]]) -> Significance:
+def significance_tests(values: Mapping[str, Sequence[float]]) -> tuple[list[Record], list[Record]]:
     """Test every pair of models for a difference of the means of their values, one for each seed,
-    such as test perplexities. A model with fewer than two values, or with one that is not finite,
-    is listed but not tested. Raises ValueError if fewer than two models can be tested."""
-    samples = tuple(_sample(name, numbers) for name, numbers in values.items())
-    tested = [s for s in samples if len(s.values) > 1 and math.isfinite(s.mean)]
-    notes = [
-        f"{sample.name} is not tested: "
-        + ("not all its values are finite" if len(sample.values) > 1 else "it has one value")
-        for sample in samples
-        if sample not in tested
-    ]
+    such as test perplexities.
+
+    Returns:
+        A record for each model, see ``sample``; and for each pair of ``testable`` models:
+        the difference of their means, and t, degrees of freedom, p and p after Holm's correction
+        over all pairs of both tests, nan if neither model varies.
+
+    Raises:
+        ValueError: fewer than two models can be tested.
+    """
+    samples = [{"model": name} | sample(of) for name, of in values.items()]
+    tested = testable(samples)
     if len(tested) < 2:
         expected = "expected at least two models with two or more finite values each"
         raise ValueError(f"{expected}, got {len(tested)} of {len(samples)}")
     couples = [*itertools.combinations(tested, 2)]
-    welch = [t_test(a.values, b.values) for a, b in couples]
-    student = [t_test(a.values, b.values, equal_variances=True) for a, b in couples]
-    corrected = [holm([test.p_value for test in tests]) for tests in (welch, student)]
-    tests = zip(couples, welch, student, *corrected, strict=True)
-    pairs = tuple(PairTest(a.name, b.name, *of) for (a, b), *of in tests)
-    notes += [
-        f"{pair.first} and {pair.second} are not tested: neither varies from seed to seed"
-        for pair in pairs
-        if math.isnan(pair.welch.p_value)
-    ]
-    return Significance(samples, pairs, tuple(notes))
-
-
-def _sample(name: str, values: Sequence[float]) -> Sample:
-    from scipy.stats import t
-
-    n, mean, low, high = len(values), sum(values) / len(values), math.nan, math.nan
-    deviation = statistics.stdev(values) if n > 1 and math.isfinite(mean) else math.nan
-    if deviation > 0:
-        low, high = map(float, t.interval(CONFIDENCE, n - 1, mean, deviation / math.sqrt(n)))
-    return Sample(name, tuple(values), mean, deviation, low, high)
+    pairs: list[Record] = [{"models": f"{first} - {second}"} for first, second in couples]
+    for name in ("Welch", "Student"):
+        tests = [
+            t_test(values[first], values[second], equal_variances=name == "Student")
+            for first, second in couples
+        ]
+        corrected = holm([test.p_value for test in tests])
+        for pair, test, p in zip(pairs, tests, corrected, strict=True):
+            if name == "Welch":
+                pair |= {"difference of means": test.difference}
+                pair |= {"95% interval": (test.low, test.high)}
+            pair |= {f"{name} t": test.statistic, f"{name} df": test.degrees_of_freedom}
+            pair |= {f"{name} p": test.p_value, f"{name} p, Holm": p}
+    return samples, pairs
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    columns = {"--model": arguments.model}, {"--value": arguments.value}
+    columns = {"--model": arguments.model}, {"--table": "test_perplexity"}
     lines, left_out = read_columns(arguments.table, *columns)
     values: dict[str, list[float]] = {}
     for line in lines:
-        values.setdefault(line["--model"], []).append(line["--value"])
-    notes, quantity = (
-        skipped(left_out, arguments.table, "an empty cell"),
-        arguments.value.replace("_", " "),
-    )
-    result = significance_tests(values)
-    return Report(
-        f"Significance of differences in {quantity}",
-        significance_tables(result, quantity),
-        [*notes, *result.notes],
-        result,
-        pictures={"": significance_picture(result, quantity)},
-    )
-
-
-def significance_tables(result: Significance, quantity: str) -> list[Table]:
-    tested = sum(not math.isnan(pair.welch.p_value) for pair in result.pairs)
-    samples = [
-        {"model": s.name, "n": len(s.values), "mean": s.mean, "SD": s.deviation}
-        | {"95% interval": _interval(s), "least": min(s.values), "greatest": max(s.values)}
-        for s in result.samples
+        values.setdefault(line["--model"], []).append(line["--table"])
+    samples, pairs = significance_tests(values)
+    notes = skipped(left_out, arguments.table, "an empty cell")
+    notes += [
+        f"{of['model']} is not tested: "
+        + ("not all its values are finite" if of["n"] > 1 else "it has one value")
+        for of in samples
+        if of["model"] not in testable(samples)
     ]
-    pairs = []
-    for pair in result.pairs:
-        row: dict[str, Any] = {"models": f"{pair.first} - {pair.second}"}
-        row |= {"difference of means": pair.welch.difference, "95% interval": _interval(pair.welch)}
-        for name in ("Welch", "Student"):
-            test: TTest = getattr(pair, name.lower())
-            row |= {f"{name} t": test.statistic, f"{name} df": test.degrees_of_freedom}
-            row[f"{name} p"] = test.p_value
-            row[f"{name} p, Holm"] = getattr(pair, f"{name.lower()}_corrected")
-        pairs.append(row)
-    forms: dict[str, Form] = {"difference of means": "+.3f", "95% interval": str}
+    notes += [
+        f"{' and '.join(pair)} are not tested: neither varies from seed to seed"
+        for pair, of in zip(itertools.combinations(testable(samples), 2), pairs, strict=True)
+        if math.isnan(of["Welch p"])
+    ]
+    tables, pictures = significance_tables(samples, pairs), {}
+    pictures[""] = significance_picture(samples, values)
+    title = "Significance of differences in test perplexity"
+    return Report(title, tables, notes, {"values": values}, pictures)
+
+
+def significance_tables(samples: list[Record], pairs: list[Record]) -> list[Table]:
+    forms: dict[str, Form] = {"difference of means": "+.3f", "95% interval": interval(",.3f")}
     forms |= dict.fromkeys(("mean", "SD", "least", "greatest"), ",.3f")
-    forms |= {key: probability for key in pairs[0] if " p" in key}
-    forms |= {key: ",.2f" for key in pairs[0] if key.endswith(" t")}
-    forms |= {key: ",.1f" for key in pairs[0] if key.endswith(" df")}
-    p = {(pair.first, pair.second): pair.welch_corrected for pair in result.pairs}
-    p |= {(pair.second, pair.first): pair.welch.p_value for pair in result.pairs}
-    names = [*dict.fromkeys(name for pair in result.pairs for name in pair[:2])]
+    for name in ("Welch", "Student"):
+        forms |= {f"{name} t": ",.2f", f"{name} df": ",.1f"}
+        forms |= {f"{name} p": probability, f"{name} p, Holm": probability}
+    names, p = testable(samples), {}
+    for (first, second), pair in zip(itertools.combinations(names, 2), pairs, strict=True):
+        p[first, second], p[second, first] = pair["Welch p, Holm"], pair["Welch p"]
     matrix = [[row, *(p.get((row, name), math.nan) for name in names)] for row in names]
-    of_pairs = f"Unpaired two-sided t-tests of equal mean {quantity}; Holm: corrected for {tested} "
+    tested = sum(not math.isnan(pair["Welch p"]) for pair in pairs)
+    of_pairs = "Unpaired two-sided t-tests of equal mean test perplexity; Holm: corrected for "
     p_values = "p-values of Welch's test: above the diagonal after Holm's correction, below without"
-    of_models = f"{quantity[:1].upper()}{quantity[1:]} of each model over its seeds"
     return [
-        record_table(of_models, samples, forms),
-        record_table(f"{of_pairs}test{'s' * (tested != 1)}", pairs, forms),
+        record_table("Test perplexity of each model over its seeds", samples, forms),
+        record_table(f"{of_pairs}{tested} test{'s' * (tested != 1)}", pairs, forms),
         row_table(p_values, ("model", *names), matrix, None, probability),
     ]
 
 
-def _interval(of: Sample | TTest) -> str:
-    return "-" if math.isnan(of.low) else f"{of.low:,.3f} to {of.high:,.3f}"
-
-
-def significance_picture(result: Significance, quantity: str) -> Any:
+def significance_picture(samples: list[Record], values: Mapping[str, Sequence[float]]) -> Any:
     """A row for each model: a dot for each seed, and above the dots the mean of the finite values
-    with its 95% confidence interval. ``quantity``: label of the axis."""
-    samples = result.samples
+    with its 95% confidence interval."""
     figure, axes = panels(7.2, 1.3 + 0.55 * len(samples), grid="x")
-    for row, sample in enumerate(samples):
-        colour = line_style(row)["color"]
-        values = [value for value in sample.values if math.isfinite(value)]
-        axes.plot(values, [row + 0.14] * len(values), "o", color=colour, alpha=0.55, ms=5, mew=0)
-        if math.isfinite(sample.mean):
-            axes.plot([sample.mean], [row - 0.14], "D", color=colour, ms=6)
-        if math.isfinite(sample.low):
-            axes.plot(sample[4:], [row - 0.14] * 2, "-|", color=colour, lw=2, ms=9, mew=2)
-    labels = [plain(f"{sample.name} ({len(sample.values)})") for sample in samples]
+    for row, (record, every) in enumerate(zip(samples, values.values(), strict=True)):
+        finite = [value for value in every if math.isfinite(value)]
+        style: dict[str, Any] = {"color": line_style(row)["color"]}
+        axes.plot(finite, [row + 0.14] * len(finite), "o", **style, alpha=0.55, ms=5, mew=0)
+        axes.plot([record["mean"]], [row - 0.14], "D", **style, ms=6)
+        axes.plot(record["95% interval"], [row - 0.14] * 2, "-|", **style, lw=2, ms=9, mew=2)
+    labels = [plain(f"{name} ({len(of)})") for name, of in values.items()]
     axes.set_yticks(range(len(samples)), labels)
-    axes.set(ylim=(len(samples) - 0.5, -0.5), ylabel="model (runs)", xlabel=plain(quantity))
+    axes.set(ylim=(len(samples) - 0.5, -0.5), ylabel="model (runs)", xlabel="test perplexity")
     axes.set_title("dots: runs; diamond: mean with its 95% confidence interval", fontsize=9)
     return figure
 
@@ -246,6 +221,5 @@ COMMAND = Measurement(
     (
         Argument("--table", "CSV file with a line for each run", metavar="FILE", required=True),
         Argument("--model", "column of the table with the names", "model", metavar="COLUMN"),
-        Argument("--value", "column of the table to test", "test_perplexity", metavar="COLUMN"),
     ),
 )

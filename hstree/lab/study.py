@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 from hstree._files import write_atomic, write_together
-from hstree._progress import duration
 from hstree.heads import head_options
 from hstree.lm.cli import count as whole
 from hstree.lm.config import (
@@ -43,6 +42,7 @@ from hstree.lm.report import (
     Reporter,
     Table,
     count,
+    csv_text,
     decimals,
     fold,
     latex,
@@ -57,7 +57,7 @@ from hstree.lm.report import (
 from hstree.lm.run import RunResults, load_run, lock_folder, model_settings, read_run
 from hstree.lm.train import TrainingError, TrainingMemoryError, resume, train
 
-from .comparison import spread
+from .comparison import cell, differing, spread
 from .rank import EPSILONS, log_prob_rank
 from .report import Paragraphs, Report, output_folder, row_table
 from .significance import t_test
@@ -75,20 +75,30 @@ EXAMPLE = """\
     head = "softmax"              # or a preset: preset = "ptb-softmax"
 
     [[models]]
-    name = "shape"
     head = "gss"
     learning_rate = 0.004         # any setting, in place of the one for all
     head_options = { c = [-1.5, 0.0], k = [1.5, 2.5] }
 
-A list is a grid: this study has softmax and four models of gss, each with three
-seeds.
+A list is a grid: softmax and four models of gss, each with three seeds.
 """
+RUNS, RANK, FAILURE = "runs", "rank.json", "failed.txt"
+OPEN = ("waiting", "interrupted", "without ranks")
+"""States of unfinished runs; the other states are ``finished`` and ``failed``."""
 _ELSEWHERE = ("run", "seed", "finetune", "head_option")  # a study sets these itself
 _SETTINGS = tuple(f.name for f in dataclasses.fields(TrainConfig) if f.name not in _ELSEWHERE)
 
 
 class StudyError(ValueError):
     """A study's file, or the folder of one of its runs, is invalid."""
+
+
+class StudyInterrupted(KeyboardInterrupt):
+    """A study was interrupted, by a signal of this number if it is known. It resumes when it is run
+    again."""
+
+    def __init__(self, message: str, signal: int | None = None) -> None:
+        super().__init__(message)
+        self.signal = signal
 
 
 @dataclass(frozen=True)
@@ -101,22 +111,20 @@ class RankSettings:
 
 
 @dataclass(frozen=True)
-class StudyModel:
-    """One configuration, trained once with each seed: the name of the model in the file, followed
-    by the values of the grid, and its settings, whose seed and run folder are placeholders."""
-
-    label: str
-    config: TrainConfig
-
-
-@dataclass(frozen=True)
 class Study:
+    """A grid of configurations, the models, each trained once with each seed. The label of a model
+    is its name in the file, followed by the values of the grid; seed and run folder of its settings
+    are placeholders."""
+
     name: str
-    models: tuple[StudyModel, ...]  # in the order of the file
+    models: Mapping[str, TrainConfig]  # by label, in the order of the file
     seeds: tuple[int, ...]
     baseline: str | None  # label of the model that the others are tested against
     rank: RankSettings | None  # None: no ranks
     source: str  # text of the file
+
+
+# The file
 
 
 def read_study(path: str | os.PathLike[str]) -> Study:
@@ -154,7 +162,7 @@ def parse_study(source: str, name: str = "study") -> Study:
     _expect("models", "at least one table [[models]]", tables, listed)
     with _within("[settings]"):
         _only(settings, _SETTINGS)
-    models: list[StudyModel] = []
+    models: list[tuple[str, TrainConfig]] = []
     for number, each in enumerate(tables, start=1):
         kinds = [key for key in ("head", "preset") if isinstance(each, dict) and key in each]
         place = f"[[models]] number {number}"
@@ -162,22 +170,20 @@ def parse_study(source: str, name: str = "study") -> Study:
         model_name = _name(each.get("name", each[kinds[0]]))
         with _within(f"model {model_name!r}"):
             models += _models(model_name, each, settings)
-    folders = [run_name(model, 0).casefold() for model in models]
-    for model, folder in zip(models, folders, strict=True):
-        _expect("models", "different names", model.label, folders.count(folder) == 1)
-    baseline, labels = values.get("baseline"), [model.label for model in models]
+    labels = [label for label, _ in models]
+    folders = [run_name(label, 0).casefold() for label in labels]
+    for label, folder in zip(labels, folders, strict=True):
+        _expect("models", "different names", label, folders.count(folder) == 1)
+    baseline = values.get("baseline")
     known = f"one of the models {shortened(', '.join(map(repr, labels)), 1000)}"
     _expect("baseline", known, baseline, baseline in (None, *labels))
     seeds, rank = _seeds(values.get("seeds", 1)), _rank(values.get("rank", False))
-    return Study(_name(values.get("name", name)), tuple(models), seeds, baseline, rank, source)
+    return Study(_name(values.get("name", name)), dict(models), seeds, baseline, rank, source)
 
 
-def run_name(model: StudyModel, seed: int) -> str:
+def run_name(label: str, seed: int) -> str:
     """The name of the folder of a run, such as ``gss-c=-1.5-k=2.5-seed=1``."""
-    return re.sub(r"[^\w.=+-]+", "-", f"{model.label}-seed={seed}")
-
-
-# Parts of the file
+    return re.sub(r"[^\w.=+-]+", "-", f"{label}-seed={seed}")
 
 
 @contextmanager
@@ -231,20 +237,27 @@ def _rank(value: Any) -> RankSettings | None:
 
 def _models(
     name: str, values: Mapping[str, Any], common: Mapping[str, Any]
-) -> Iterator[StudyModel]:
+) -> Iterator[tuple[str, TrainConfig]]:
     """One model for each combination of elements of the lists in settings and head options."""
     own = {key: v for key, v in values.items() if key not in ("name", "preset", "head_options")}
     _only(own, _SETTINGS)
     given, options = {**common, **own}, values.get("head_options", {})
     for chosen, chosen_options in itertools.product(_grid(given), _grid(options)):
-        config = _config(values.get("preset"), chosen, chosen_options)
+        texts = tuple(f"{key}={json.dumps(value)}" for key, value in chosen_options.items())
+        preset_name = values.get("preset")
+        make = TrainConfig if preset_name is None else partial(preset, preset_name)
+        config = make(**chosen, head_option=texts)
+        check_text(preset_name, config)
+        for key in {*chosen_options} - ({*head_options(config.head)} - {*_SETTINGS}):
+            raise StudyError(f"head_options: the head {config.head!r} has no option {key}")
         label = [name]
         for listed, part in ((given, chosen), (options, chosen_options)):
-            for key, value in part.items():
-                if isinstance(listed[key], list):
-                    text = value if isinstance(value, str) else json.dumps(value)
-                    label.append(f"{key}={text}")
-        yield StudyModel(", ".join(label), config)
+            varied = {key: value for key, value in part.items() if isinstance(listed[key], list)}
+            label += [
+                f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+                for key, value in varied.items()
+            ]
+        yield ", ".join(label), config
 
 
 def _grid(values: Any) -> list[dict[str, Any]]:
@@ -255,161 +268,32 @@ def _grid(values: Any) -> list[dict[str, Any]]:
     return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*lists)]
 
 
-def _config(
-    preset_name: str | None, settings: Mapping[str, Any], options: Mapping[str, Any]
-) -> TrainConfig:
-    texts = tuple(f"{key}={json.dumps(value)}" for key, value in options.items())
-    make = TrainConfig if preset_name is None else partial(preset, preset_name)
-    config = make(**settings, head_option=texts)
-    check_text(preset_name, config)
-    known = head_options(config.head).difference(_SETTINGS)
-    for key in options:
-        if key not in known:
-            raise StudyError(f"head_options: the head {config.head!r} has no option {key}")
-    return config
-
-
 # Runs
-
-OPEN = ("waiting", "interrupted", "without ranks")
-"""States of unfinished runs; the other states are ``finished`` and ``failed``."""
-
-
-class StudyInterrupted(KeyboardInterrupt):
-    """A study was interrupted, by a signal of this number if it is known. It resumes when it is run
-    again."""
-
-    def __init__(self, message: str, signal: int | None = None) -> None:
-        super().__init__(message)
-        self.signal = signal
-
-
-def make_runs(
-    known: Callable[[], list[Any]],
-    finish: Callable[[Sequence[Any], int, Reporter], list[Any]],
-    *,
-    limit: int | None = None,
-    reporter: Callable[[], Reporter] = Reporter,
-    changed: Callable[[Sequence[Any]], None] = lambda runs: None,
-) -> list[Any]:
-    """Finish the open runs of a study, each at most once. ``known``: all runs known so far, in the
-    order in which they are made, with a ``name``, the same ``model`` for all seeds, a ``title`` for
-    messages, a ``state``, and the ``seconds`` of training so far. ``finish``: makes or resumes the
-    run of this number, and returns all runs afterwards. For the rest, see :func:`run_study`."""
-    tried: set[str] = set()
-    with _resumable(known, changed):
-        runs = known()
-        changed(runs)
-        while limit is None or len(tried) < limit:
-            left = (n for n, run in enumerate(runs) if run.state in OPEN and run.name not in tried)
-            number = next(left, None)
-            if number is None:
-                break
-            run, listener, seconds = runs[number], reporter(), seconds_left(runs)
-            tried.add(run.name)
-            time = f", about {duration(seconds)} of training left" if seconds else ""
-            listener.message(f"run {number + 1} of {len(runs)}: {run.name}{time}")
-            try:
-                runs = finish(runs, number, listener)
-            except StudyError:
-                raise
-            except ValueError as error:
-                raise StudyError(f"model {run.title!r}: {error}") from error
-            changed(runs)
-    return runs
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    try:
-        lock = lock_folder(folder)
-    except BlockingIOError:
-        raise StudyError(f"{folder}: another process runs a study in this folder") from None
-    try:
-        yield
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
-@contextmanager
-def _resumable(
-    known: Callable[[], list[Any]], changed: Callable[[Sequence[Any]], None]
-) -> Iterator[None]:
-    """A context that reports the state of all runs when it is left early, and says in
-    interruptions and errors of writing how to continue."""
-    try:
-        yield
-    except (KeyboardInterrupt, OSError, ValueError) as error:
-        runs = known()
-        with suppress(OSError):  # as before
-            changed(runs)
-        done = sum(run.state == "finished" for run in runs)
-        kept = f"{done} of {len(runs)} runs are finished; run the same command to continue"
-        if isinstance(error, KeyboardInterrupt):
-            raise StudyInterrupted(kept, getattr(error, "signal", None)) from None
-        if isinstance(error, OSError):
-            raise OSError(f"{error}; {kept}") from error
-        raise
-
-
-def seconds_left(runs: Sequence[Any]) -> float | None:
-    """Estimated seconds of training left: a run takes the mean time of the finished runs of its
-    model, or of all finished runs. None if no run has finished."""
-    finished = [run for run in runs if run.state in ("finished", "without ranks")]
-    if not finished:
-        return None
-    left = 0.0
-    for run in runs:
-        if run.state in ("waiting", "interrupted"):
-            same = [other.seconds for other in finished if other.model is run.model]
-            expected = statistics.fmean(same or [other.seconds for other in finished])
-            left += max(0.0, expected - run.seconds)
-    return left
-
-
-RUNS, RANK, FAILURE = "runs", "rank.json", "failed.txt"
 
 
 @dataclass(frozen=True)
 class StudyRun:
     """The current state of a run of a study, whose folder may not exist yet."""
 
-    model: StudyModel
-    seed: int
+    label: str  # of its model
+    config: TrainConfig
     path: Path
     state: str = "waiting"  # one of OPEN; without ranks: trained, but those of the study miss
     figures: RunResults | None = None  # None if there is no folder yet
     ranks: Mapping[str, Any] | None = None  # those in RANK, with the settings of the study
-    failure: str | None = None  # why its training failed, or why memory ran out in this call
-
-    @property
-    def config(self) -> TrainConfig:
-        return replace(self.model.config, seed=self.seed, run=str(self.path))
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def title(self) -> str:
-        return self.model.label
-
-    @property
-    def seconds(self) -> float:
-        """The training time of its epochs so far."""
-        return sum(epoch.seconds for epoch in self.figures.epochs) if self.figures else 0.0
+    failure: str | None = None  # why its training failed, or was stopped in this call
 
 
 def study_runs(study: Study, folder: Path) -> list[StudyRun]:
     """List the runs of a study from its folder: all models with the first seed, then all with the
     second, and so on, so that every model has an early result. Raises StudyError if a run has
     settings other than those in the file, or its folder is not a run."""
-    return [
-        read_state(StudyRun(model, seed, folder / RUNS / run_name(model, seed)), study.rank)
-        for seed in study.seeds
-        for model in study.models
-    ]
+    runs = []
+    for seed, (label, config) in itertools.product(study.seeds, study.models.items()):
+        path = folder / RUNS / run_name(label, seed)
+        run = StudyRun(label, replace(config, seed=seed, run=str(path)), path)
+        runs.append(_read_state(run, study.rank))
+    return runs
 
 
 def run_study(
@@ -437,39 +321,76 @@ def run_study(
         OSError: a file cannot be written, such as on a full disk.
         StudyInterrupted: on Ctrl-C or SIGTERM.
     """
-
-    def finish(runs: Sequence[StudyRun], number: int, listener: Reporter) -> list[StudyRun]:
-        made = finish_run(runs[number], study.rank, listener)
-        return [*runs[:number], made, *runs[number + 1 :]]
-
     folder.mkdir(parents=True, exist_ok=True)
-    known = partial(study_runs, study, folder)
-    with locked(folder):
-        return make_runs(known, finish, limit=limit, reporter=reporter, changed=changed)
+    with _locked(folder), _resumable(study, folder, changed):
+        runs = study_runs(study, folder)
+        changed(runs)
+        left = [number for number, run in enumerate(runs) if run.state in OPEN]
+        for number in left[:limit]:
+            run, listener = runs[number], reporter()
+            listener.message(f"run {number + 1} of {len(runs)}: {run.path.name}")
+            try:
+                runs[number] = _finish(run, study.rank, listener)
+            except StudyError:
+                raise
+            except ValueError as error:
+                raise StudyError(f"model {run.label!r}: {error}") from error
+            changed(runs)
+    return runs
 
 
-def finish_run(run: StudyRun, rank: RankSettings | None, reporter: Reporter) -> StudyRun:
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    try:
+        lock = lock_folder(folder)
+    except BlockingIOError:
+        raise StudyError(f"{folder}: another process runs a study in this folder") from None
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+@contextmanager
+def _resumable(
+    study: Study, folder: Path, changed: Callable[[Sequence[StudyRun]], None]
+) -> Iterator[None]:
+    """A context that reports the state of all runs when it is left early, and says in
+    interruptions and errors of writing how to continue."""
+    try:
+        yield
+    except (KeyboardInterrupt, OSError, ValueError) as error:
+        runs = study_runs(study, folder)
+        with suppress(OSError):  # as before
+            changed(runs)
+        done = sum(run.state == "finished" for run in runs)
+        kept = f"{done} of {len(runs)} runs are finished; run the same command to continue"
+        if isinstance(error, KeyboardInterrupt):
+            raise StudyInterrupted(kept, getattr(error, "signal", None)) from None
+        if isinstance(error, OSError):
+            raise OSError(f"{error}; {kept}") from error
+        raise
+
+
+def _finish(run: StudyRun, rank: RankSettings | None, reporter: Reporter) -> StudyRun:
     try:
         if run.state == "waiting":
             train(run.config, reporter)
         elif run.state == "interrupted":
             resume(run.path, reporter)
-    except TrainingMemoryError as error:
-        reporter.message(str(error))
-        return replace(read_state(run, rank), failure=str(error))
     except TrainingError as error:
-        reporter.message(f"failed: {error}")
-        if not run.path.is_dir():
-            return replace(run, state="failed", failure=str(error))
-        write_atomic(run.path / FAILURE, f"{error}\n".encode())
-    else:
-        if rank is not None:
-            reporter.message("computing the ranks of its log-probabilities ...")
-            _take_ranks(run.path, rank)
-    return read_state(run, rank)
+        reporter.message(f"stopped: {error}")
+        if run.path.is_dir() and not isinstance(error, TrainingMemoryError):
+            write_atomic(run.path / FAILURE, f"{error}\n".encode())
+        return replace(_read_state(run, rank), failure=str(error))
+    if rank is not None:
+        reporter.message("computing the ranks of its log-probabilities ...")
+        _take_ranks(run.path, rank)
+    return _read_state(run, rank)
 
 
-def read_state(run: StudyRun, rank: RankSettings | None) -> StudyRun:
+def _read_state(run: StudyRun, rank: RankSettings | None) -> StudyRun:
     """The current state of a run, from its folder. Raises StudyError unless the folder has the
     settings of the run, except for those that do not change the model."""
     if not run.path.exists():
@@ -484,19 +405,16 @@ def read_state(run: StudyRun, rank: RankSettings | None) -> StudyRun:
                 f"file now has {json.dumps(value)}; choose another --output, or remove the folder "
                 "of the run to repeat it"
             )
-    ranks = None
+    ranks, failure, state = None, None, "interrupted"
     if rank is not None and (run.path / RANK).is_file():
         with suppress(ValueError, KeyError, TypeError):  # as if there were none
             found = json.loads((run.path / RANK).read_text(encoding="utf-8"))
             ranks = found if found["settings"] == dataclasses.asdict(rank) else None
-    run = replace(run, state="interrupted", figures=figures, ranks=ranks)
     if figures.final is not None:
-        ranked = rank is None or ranks is not None
-        return replace(run, state="finished" if ranked else "without ranks")
-    if (run.path / FAILURE).is_file():
-        failure = (run.path / FAILURE).read_text(encoding="utf-8").strip()
-        return replace(run, state="failed", failure=failure)
-    return run
+        state = "finished" if rank is None or ranks is not None else "without ranks"
+    elif (run.path / FAILURE).is_file():
+        state, failure = "failed", (run.path / FAILURE).read_text(encoding="utf-8").strip()
+    return replace(run, state=state, figures=figures, ranks=ranks, failure=failure)
 
 
 def _take_ranks(path: Path, settings: RankSettings) -> None:
@@ -522,9 +440,10 @@ def study_report(study: Study, runs: Sequence[StudyRun]) -> Report:
     """The table of the models, also in LaTeX, and a row for each run: model, head, seed, state, the
     settings and head options that differ between models, and the results."""
     models, appendix = study_table(study, runs), f"with\n\n```toml\n{study.source.strip()}\n```"
-    files, rows = {"study.tex": latex([models]).encode()}, run_rows(study, runs)
+    files = {"study.tex": latex([models]).encode()}
+    files["study.csv"] = csv_text(run_rows(study, runs)).encode()
     notes = [*_notes(study, runs)]
-    return Report(study.name, [models], notes, rows=rows, files=files, appendix=appendix)
+    return Report(study.name, [models], notes, files=files, appendix=appendix)
 
 
 def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
@@ -534,21 +453,21 @@ def study_table(study: Study, runs: Sequence[StudyRun]) -> Table:
     every, rows = run_rows(study, runs), []
 
     def tests(label: str | None) -> tuple[list[float], set[Any]]:
-        own = [run.figures for run in runs if run.model.label == label and run.figures]
+        own = [run.figures for run in runs if run.label == label and run.figures]
         finals = [of.final for of in own if of.final]
         return [of.test_perplexity for of in finals], {of.text for of in finals}
 
     baseline, texts = tests(study.baseline)
-    for model in study.models:
-        own = [row for row in every if row["model"] == model.label]
+    for label in study.models:
+        own = [row for row in every if row["model"] == label]
         done = [row for row in own if row["test_perplexity"] is not None]
         seeds = f"{len(done)} of {len(own)}" if len(done) < len(own) else str(len(own))
-        row = {"model": model.label, "seeds": seeds}
+        row = {"model": label, "seeds": seeds}
         for key in ("train", "valid", "test"):
             row[key] = spread(of[f"{key}_perplexity"] for of in done)
         if study.baseline is not None:
-            values, of = tests(model.label)
-            comparable = model.label != study.baseline and len(of | texts) == 1
+            values, of = tests(label)
+            comparable = label != study.baseline and len(of | texts) == 1
             tested = comparable and min(len(values), len(baseline)) > 1
             row["p"] = probability(t_test(values, baseline).p_value) if tested else "-"
         row["parameters"] = count(done[0]["parameters"] if done else None)
@@ -602,30 +521,27 @@ def _notes(study: Study, runs: Sequence[StudyRun]) -> Iterator[str]:
 def run_rows(study: Study, runs: Sequence[StudyRun]) -> list[dict[str, Any]]:
     """A row for each run in full precision. The training perplexity is that during the best epoch,
     None before the first epoch has ended, and where it is an estimate from sampled classes."""
-    options = {m.label: parse_options(m.config.head_option) for m in study.models}
+    options = {label: parse_options(of.head_option) for label, of in study.models.items()}
     every = dict.fromkeys(name for given in options.values() for name in given)
     of_model = {}  # what differs between models: settings, then options of the head
-    for m in study.models:
-        settings = model_settings(m.config)
+    for label, config in study.models.items():
+        settings = model_settings(config)
         settings = {k: v for k, v in settings.items() if k not in ("head", "head_option")}
-        own = every | options[m.label]
-        of_model[m.label] = settings | {f"option {k}": v for k, v in own.items()}
-    names = dict.fromkeys(name for values in of_model.values() for name in values)
-    differ = [n for n in names if len({json.dumps(v[n]) for v in of_model.values() if n in v}) > 1]
-    rows = []
+        own = every | options[label]
+        of_model[label] = settings | {f"option {k}": v for k, v in own.items()}
+    differ, rows = differing(of_model.values()), []
     for run in runs:
-        figures, ranks, final = run.figures, run.ranks, run.figures and run.figures.final
-        row = {"model": run.title, "head": run.config.head, "seed": run.seed, "state": run.state}
+        config, figures, ranks = run.config, run.figures, run.ranks
+        row = {"model": run.label, "head": config.head, "seed": config.seed, "state": run.state}
         for name in differ:
-            value = of_model[run.title].get(name)
-            structured = isinstance(value, (bool, list, tuple, dict))
-            row[name.removeprefix("option ")] = json.dumps(value) if structured else value
+            row[name.removeprefix("option ")] = cell(of_model[run.label].get(name))
         row["test_perplexity"] = figures and figures.test_perplexity
         row["valid_perplexity"] = figures and figures.valid_perplexity
         best = [e for e in figures.epochs if e.epoch == figures.best_epoch] if figures else []
         known = [epoch.train_perplexity for epoch in best if not epoch.sampled]
         row["train_perplexity"] = known[0] if known else None
         row["best_epoch"] = figures and figures.best_epoch
+        final = figures and figures.final
         for name in ("backbone_parameters", "head_parameters", "parameters"):
             row[name] = final and getattr(final, name)
         row["seconds_per_epoch"] = figures and figures.seconds_per_epoch
@@ -658,7 +574,8 @@ def _run(arguments: argparse.Namespace) -> int:
     study = read_study(arguments.file)
     output = arguments.output or str(Path("studies", study.name))
     if arguments.dry_run:
-        list_runs(study_runs(study, Path(output)))
+        cells = [(run.path.name, run.state) for run in study_runs(study, Path(output))]
+        print_tables([row_table(f"{len(cells)} runs", ("run", "state"), cells, None)])
         return 0
     with output_folder(output) as folder:
 
@@ -673,10 +590,3 @@ def _run(arguments: argparse.Namespace) -> int:
     print_tables(report.tables, report.notes)
     print(fold(f"written to {folder}: study.md, study.tex, study.csv", sys.stdout))
     return 1 if any(run.failure is not None for run in runs) else 0
-
-
-def list_runs(runs: Sequence[Any]) -> None:
-    left = seconds_left(runs)
-    notes = [f"about {duration(left)} of training left"] if left else []
-    cells = [(run.name, run.state) for run in runs]
-    print_tables([row_table(f"{len(runs)} runs", ("run", "state"), cells, None)], notes)

@@ -19,7 +19,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -34,10 +34,11 @@ from hstree.lm.cli import Argument, positive
 from hstree.lm.config import ConfigError, parse_options
 from hstree.lm.report import Table, count, decimals, legend, line_style, panels, plain
 
-from .report import MARKERS, Measurement, Report, row_table
+from .report import Measurement, Report, row_table
 
 Targets = npt.NDArray[np.float64]
 FITTED = 1e-4  # Kullback-Leibler divergence in nats below which a fit stops early
+MARKERS = "osD^vP*X"  # of the curves of a picture
 
 # For a hundred outcomes: fast, and with far fewer parameters than probabilities to fit.
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -48,9 +49,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "mos-plif": {"components": 4, "function_options": {"intervals": 1000}},
     "moc": {"components": 4},
     "adaptive": {"div_value": 1},
-    "trees": {"n_trees": 4, "recipe": "random", "root": 1, "leaf": 1, "gate": "context"},
+    "trees": {"n_trees": 4, "recipe": "random", "clusters": 2, "binary": True, "gate": "context"},
 }
-_SHAPES: dict[str, dict[str, Any]] = {"trees-single": {"n_trees": 1}, "trees-wide": {"root": 10}}
+_SHAPES: dict[str, dict[str, Any]] = {
+    "trees-single": {"n_trees": 1},
+    "trees-wide": {"clusters": 10},
+}
 DEFAULT_HEADS = (
     *("softmax", "sigsoftmax", "gss", "gss:k=0.1,c=0", "plif", "monotonic", "mos", "mixtape"),
     *("trees-single", "trees"),
@@ -78,17 +82,16 @@ class HeadChoice:
 
 
 def known_heads() -> list[str]:
-    """The names that :func:`choose_head` accepts: all heads, and several shapes of trees."""
+    """The names that ``choose_head`` accepts: all heads, and several shapes of trees."""
     return sorted({*head_names(), *_SHAPES})
 
 
 def choose_head(text: str) -> HeadChoice:
-    """Parse a head from ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``, with values as JSON or plain
-    text. ``NAME`` is one of ``known_heads()``; options are added to its options in this
-    experiment, or replace them.
+    """Parse a head from ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``: one of ``known_heads()``, and
+    options, as JSON or plain text, beside or in place of those that it has in this experiment.
 
     Example:
-        >>> from hstree.lab import choose_head
+        >>> from hstree.lab.synthetic import choose_head
         >>> choose_head("mos:components=15").options
         {'components': 15}
     """
@@ -103,31 +106,6 @@ def choose_head(text: str) -> HeadChoice:
         except ConfigError:
             raise ValueError(f"heads: expected NAME:KEY=VALUE,KEY=VALUE, got {text!r}") from None
     return HeadChoice(text, name, options)
-
-
-@dataclass(frozen=True)
-class SyntheticSetting:
-    """The settings of the experiment. Raises ValueError if a list has repetitions, or a head does
-    not accept its options."""
-
-    contexts: int = 200  # N
-    outcomes: int = 100  # M
-    dimensions: tuple[int, ...] = (2, 4, 8, 16, 32)  # sizes D of a context vector
-    alphas: tuple[float, ...] = (0.01, 0.1)
-    heads: tuple[HeadChoice, ...] = field(
-        default_factory=lambda: tuple(map(choose_head, DEFAULT_HEADS))
-    )
-    steps: int = 400  # largest number of steps of Adam in a fit
-    learning_rates: tuple[float, ...] = (0.05, 0.2, 0.8)  # the best is chosen for each cell
-    seeds: int = 2  # repetitions, each with other targets and initial values
-
-    def __post_init__(self) -> None:
-        for name in ("dimensions", "alphas", "heads", "learning_rates"):
-            values = [getattr(value, "label", value) for value in getattr(self, name)]
-            if not values or len(set(values)) < len(values):
-                raise ValueError(f"{name}: expected at least one, all different, got {values}")
-        for choice, dimension in itertools.product(self.heads, self.dimensions):
-            choice.build(dimension, np.full((1, self.outcomes), 1 / self.outcomes), 0)
 
 
 class SyntheticFit(NamedTuple):
@@ -146,24 +124,23 @@ class SyntheticFit(NamedTuple):
     parameters: int  # of the head, without context vectors
 
 
-class SyntheticBaseline(NamedTuple):
-    """The best prediction that ignores the context, the mean of all targets: means over seeds."""
-
-    alpha: float
-    entropy: float
-    divergence: float
-    mode_matching: float
-
-
 class SyntheticResult(NamedTuple):
-    setting: SyntheticSetting
+    setting: Mapping[str, Any]  # the arguments of :func:`synthetic_bottleneck`
     fits: list[SyntheticFit]  # for each alpha, head, dimension and seed
-    baselines: list[SyntheticBaseline]  # for each alpha
+    baselines: list[dict[str, float]]
+    """For each alpha: mean entropy of the targets, and divergence and mode matching of the best
+    prediction that ignores the context, the mean of all targets; means over seeds."""
 
-    def cell(self, alpha: float, head: str, dimension: int) -> list[SyntheticFit]:
-        """The fits of all seeds."""
-        key = alpha, head, dimension
-        return [fit for fit in self.fits if (fit.alpha, fit.head, fit.dimension) == key]
+    def statistics(
+        self, name: str, alpha: float, head: HeadChoice, dimension: int
+    ) -> tuple[float, float]:
+        """Mean and standard deviation of a quantity over the seeds; 0 with one seed or if the mean
+        is infinite."""
+        key = alpha, head.label, dimension
+        cell = [fit for fit in self.fits if (fit.alpha, fit.head, fit.dimension) == key]
+        values = [getattr(fit, name) for fit in cell]
+        mean = fmean(values)
+        return mean, stdev(values) if len(values) > 1 and math.isfinite(mean) else 0.0
 
 
 def dirichlet_targets(contexts: int, outcomes: int, alpha: float, seed: int) -> Targets:
@@ -171,15 +148,9 @@ def dirichlet_targets(contexts: int, outcomes: int, alpha: float, seed: int) -> 
     return np.random.default_rng(seed).dirichlet(np.full(outcomes, alpha), contexts)
 
 
-def entropy(targets: Tensor) -> Tensor:
-    """Entropy -sum_y P*(y) log P*(y), [N], in nats, of targets [N, M]."""
-    entropies: Tensor = torch.special.entr(targets).sum(-1)
-    return entropies
-
-
 def cross_entropy(targets: Tensor, log_prob: Tensor) -> Tensor:
-    """Cross-entropy -sum_y P*(y) log P(y), [N], in nats, of targets and log P [N, M]; 0 log 0 =
-    0."""
+    """Cross-entropy -sum_y P*(y) log P(y), [N], in nats, of targets and log P [N, M], where 0 log 0
+    is 0; of targets and their own logarithm, the entropy."""
     return -torch.where(targets > 0, targets * log_prob, 0.0).sum(-1)
 
 
@@ -197,7 +168,6 @@ def fit_head(
     steps: int,
     seed: int,
     alpha: float = math.nan,
-    device: torch.device | None = None,
 ) -> SyntheticFit:
     """Fit a head and a trainable vector for every context to targets [N, M], drawn with ``alpha``.
 
@@ -206,12 +176,12 @@ def fit_head(
     usual. Both have the same learning rate, except for parameters with their own (the slopes of a
     PLIF, 0.02). The fit stops early if the divergence is below :data:`FITTED` or nan.
     """
-    truth = torch.from_numpy(targets).to(device)
+    truth = torch.from_numpy(targets)
     wanted = truth.float()
-    uncertainty = float(entropy(truth).mean())
+    uncertainty = float(cross_entropy(truth, truth.log()).mean())
     torch.manual_seed(seed)
-    head = choice.build(dimension, targets, seed).to(device)
-    context = nn.Parameter(torch.randn(len(targets), dimension).to(device))
+    head = choice.build(dimension, targets, seed)
+    context = nn.Parameter(torch.randn(len(targets), dimension))
     groups: list[dict[str, Any]] = [{"params": [context], "lr": learning_rate}]
     groups += head.parameter_groups(learning_rate, weight_decay=0.0, factor=1.0)
     optimizer = torch.optim.Adam(groups, fused=True)
@@ -236,124 +206,119 @@ def fit_head(
 
 
 def synthetic_bottleneck(
-    setting: SyntheticSetting, device: torch.device | None = None
+    heads: Sequence[str] = DEFAULT_HEADS,
+    *,
+    contexts: int = 200,
+    outcomes: int = 100,
+    dimensions: Sequence[int] = (2, 4, 8, 16, 32),
+    alphas: Sequence[float] = (0.01, 0.1),
+    steps: int = 400,
+    learning_rates: Sequence[float] = (0.05, 0.2, 0.8),
+    seeds: int = 2,
 ) -> SyntheticResult:
-    """Fit every head at every alpha and dimension: the first seed with all learning rates of the
-    grid, the other seeds with the one of the smallest divergence."""
+    """Fit every head, see ``choose_head``, at every alpha and dimension D, with at most
+    ``steps`` steps: the first seed with all learning rates of the grid, the other seeds, with other
+    targets and initial values, with the one of the smallest divergence. Raises ValueError if a list
+    has repetitions, or a head does not accept its options."""
+    lists = {"dimensions": dimensions, "alphas": alphas, "heads": heads}
+    lists |= {"learning_rates": learning_rates}
+    for name, values in lists.items():
+        if not values or len({*values}) < len(values):
+            raise ValueError(f"{name}: expected at least one, all different, got {[*values]}")
+    cells = [*itertools.product(map(choose_head, heads), dimensions)]
+    for choice, dimension in cells:  # before the work
+        choice.build(dimension, np.full((1, outcomes), 1 / outcomes), 0)
     fits, baselines = [], []
-    cells = [*itertools.product(setting.heads, setting.dimensions)]
-    for alpha in setting.alphas:
-        of_seeds = [
-            dirichlet_targets(setting.contexts, setting.outcomes, alpha, seed)
-            for seed in range(setting.seeds)
-        ]
+    for alpha in alphas:
+        of_seeds = [dirichlet_targets(contexts, outcomes, alpha, seed) for seed in range(seeds)]
         for choice, dimension in track(cells, f"fitting heads, alpha = {alpha:g}", len(cells)):
-            options: Any = {"steps": setting.steps, "alpha": alpha, "device": device}
+            options: Any = {"steps": steps, "alpha": alpha}
             tried = [
                 fit_head(choice, of_seeds[0], dimension, rate, seed=0, **options)
-                for rate in setting.learning_rates
+                for rate in learning_rates
             ]
             best = min(tried, key=lambda result: result.divergence)
             fits.append(best)
-            for seed in range(1, setting.seeds):
+            for seed in range(1, seeds):
                 targets, rate = of_seeds[seed], best.learning_rate
                 fits.append(fit_head(choice, targets, dimension, rate, seed=seed, **options))
         truth = torch.from_numpy(np.stack(of_seeds))
         mean = truth.mean(-2, keepdim=True).expand_as(truth)
-        uncertainty = entropy(truth)
+        uncertainty = cross_entropy(truth, truth.log())
         excess = float((cross_entropy(truth, mean.log()) - uncertainty).mean())
-        matched = mode_matching(truth, mean)
-        baselines.append(SyntheticBaseline(alpha, float(uncertainty.mean()), excess, matched))
+        baseline = {"alpha": alpha, "entropy": float(uncertainty.mean()), "divergence": excess}
+        baselines.append(baseline | {"mode_matching": mode_matching(truth, mean)})
+    numbers = {"contexts": contexts, "outcomes": outcomes, "steps": steps, "seeds": seeds}
+    setting = {**numbers, **lists, "heads": [*map(choose_head, heads)]}
     return SyntheticResult(setting, fits, baselines)
 
 
-def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation over the seeds; 0 with one seed or if the mean is infinite."""
-    mean = fmean(values)
-    return mean, stdev(values) if len(values) > 1 and math.isfinite(mean) else 0.0
-
-
 def measure(arguments: argparse.Namespace) -> Report:
-    names = known_heads() if arguments.heads == ["all"] else arguments.heads
-    setting = SyntheticSetting(
-        arguments.contexts,
-        arguments.outcomes,
-        tuple(arguments.dimensions),
-        tuple(arguments.alpha),
-        tuple(map(choose_head, names)),
-        arguments.steps,
-        tuple(arguments.learning_rates),
-        arguments.seeds,
-    )
-    result = synthetic_bottleneck(setting, arguments.device)
-    pictures = {f"alpha-{alpha:g}": synthetic_picture(result, alpha) for alpha in setting.alphas}
+    names = ("contexts", "outcomes", "dimensions", "steps", "learning_rates", "seeds")
+    options = {name: getattr(arguments, name) for name in names} | {"alphas": arguments.alpha}
+    heads = known_heads() if arguments.heads == ["all"] else arguments.heads
+    result = synthetic_bottleneck(heads, **options)
+    pictures = {f"alpha-{alpha:g}": synthetic_picture(result, alpha) for alpha in arguments.alpha}
     notes, title = [*_notes(result)], "Synthetic bottleneck experiment"
-    data = {**result._asdict(), "setting": setting}
-    return Report(title, _tables(result), notes, data, result.fits, pictures)
+    return Report(title, _tables(result), notes, result, pictures)
 
 
 def _tables(result: SyntheticResult) -> list[Table]:
     setting = result.setting
-    header = ["head", *(f"D={dimension}" for dimension in setting.dimensions)]
-    spread = ", mean and standard deviation over seeds" * (setting.seeds > 1)
-    titles = {"mode_matching": "Mode matching (% of contexts)"}
-    titles["divergence"] = "KL(P* || P), cross-entropy minus entropy (nats)"
-    tables = {
-        f"{title}, alpha = {alpha:g}{spread}": (alpha, name)
-        for alpha in setting.alphas
-        for name, title in titles.items()
-    }
-    tables["Parameters of the head, without context vectors"] = setting.alphas[0], "parameters"
-    return [
-        row_table(
-            title,
-            header,
-            [
-                (head.label, *(_text(result, *of, head.label, d) for d in setting.dimensions))
-                for head in setting.heads
-            ],
-            None,
-            str,
-        )
-        for title, of in tables.items()
-    ]
+    several: bool = setting["seeds"] > 1
+    spread = ", mean and standard deviation over seeds" * several
+    digits = {"mode_matching": decimals(1), "divergence": decimals(3)}
 
+    def cell(name: str, *place: Any) -> str:
+        mean, deviation = result.statistics(name, *place)
+        if name == "parameters":
+            return count(int(mean))
+        if not math.isfinite(mean):
+            return "diverged"
+        return digits[name](mean) + f" ± {digits[name](deviation)}" * several
 
-def _text(result: SyntheticResult, alpha: float, name: str, head: str, dimension: int) -> str:
-    values = [getattr(fit, name) for fit in result.cell(alpha, head, dimension)]
-    if name == "parameters":
-        return count(values[0])
-    mean, deviation = mean_and_deviation(values)
-    digits = decimals(1 if name == "mode_matching" else 3)
-    several = f" ± {digits(deviation)}" * (len(values) > 1)
-    return digits(mean) + several if math.isfinite(mean) else "diverged"
+    def table(title: str, name: str, alpha: float) -> Table:
+        header = ("head", *(f"D={dimension}" for dimension in setting["dimensions"]))
+        rows = [
+            (head.label, *(cell(name, alpha, head, d) for d in setting["dimensions"]))
+            for head in setting["heads"]
+        ]
+        return row_table(title, header, rows, None, str)
+
+    tables = []
+    for alpha in setting["alphas"]:
+        title = f"Mode matching (% of contexts), alpha = {alpha:g}{spread}"
+        tables.append(table(title, "mode_matching", alpha))
+        title = f"KL(P* || P), cross-entropy minus entropy (nats), alpha = {alpha:g}{spread}"
+        tables.append(table(title, "divergence", alpha))
+    title = "Parameters of the head, without context vectors"
+    return [*tables, table(title, "parameters", setting["alphas"][0])]
 
 
 def _notes(result: SyntheticResult) -> Iterator[str]:
     setting = result.setting
     for each in result.baselines:
         yield (
-            f"alpha = {each.alpha:g}: the mean entropy of the targets is {each.entropy:.3f} nats; "
-            f"their mean as the prediction for every context is {each.divergence:.3f} nats away "
-            f"and matches {each.mode_matching:.1f} % of the modes."
+            f"alpha = {each['alpha']:g}: the mean entropy of the targets is {each['entropy']:.3f} "
+            f"nats; their mean as the prediction for every context is {each['divergence']:.3f} "
+            f"nats away and matches {each['mode_matching']:.1f} % of the modes."
         )
-    rates = ", ".join(f"{rate:g}" for rate in setting.learning_rates)
-    again = ", used for the other seeds too" if setting.seeds > 1 else ""
+    grid = setting["learning_rates"]
+    again = ", used for the other seeds too" if setting["seeds"] > 1 else ""
     yield (
-        f"At most {setting.steps} steps of Adam, on all contexts at once. Of the learning rates "
-        f"{rates}, the one with the smallest divergence on the first seed{again}, for each head, D "
-        "and alpha."
+        f"At most {setting['steps']} steps of Adam, on all contexts at once. Of the learning rates "
+        f"{', '.join(f'{rate:g}' for rate in grid)}, the one with the smallest divergence on the "
+        f"first seed{again}, for each head, D and alpha."
     )
-    if len(setting.learning_rates) > 1:
+    if len(grid) > 1:
         chosen = [fit.learning_rate for fit in result.fits if fit.seed == 0]
         yield (
-            f"Chosen learning rates: {len(chosen)} in total, "
-            f"{chosen.count(min(setting.learning_rates))} of them the smallest and "
-            f"{chosen.count(max(setting.learning_rates))} the largest of the grid."
+            f"Chosen learning rates: {len(chosen)} in total, {chosen.count(min(grid))} of them "
+            f"the smallest and {chosen.count(max(grid))} the largest of the grid."
         )
     options = [
         f"{choice.label} ({', '.join(f'{key}={value}' for key, value in choice.options.items())})"
-        for choice in setting.heads
+        for choice in setting["heads"]
         if choice.options
     ]
     if options:
@@ -363,39 +328,37 @@ def _notes(result: SyntheticResult) -> Iterator[str]:
 def synthetic_picture(result: SyntheticResult, alpha: float) -> Any:
     """Plot mode matching and divergence against the dimension for one alpha, with a line for each
     head and bars of one standard deviation over seeds."""
-    setting = result.setting
-    baseline = next(each for each in result.baselines if each.alpha == alpha)
-    figure, (left, right) = panels(9.6, 4.2 + 0.22 * math.ceil(len(setting.heads) / 4), 1, 2)
-    for number, choice in enumerate(setting.heads):
+    setting, heads = result.setting, result.setting["heads"]
+    dimensions, seeds = setting["dimensions"], setting["seeds"]
+    baseline = next(each for each in result.baselines if each["alpha"] == alpha)
+    figure, (left, right) = panels(9.6, 4.2 + 0.22 * math.ceil(len(heads) / 4), 1, 2)
+    for number, head in enumerate(heads):
         style: dict[str, Any] = line_style(number) | {"marker": MARKERS[number % len(MARKERS)]}
         # The first are drawn on top.
-        style |= {"ms": 4.5, "capsize": 2, "label": plain(choice.label), "zorder": 3 - number / 100}
+        style |= {"ms": 4.5, "capsize": 2, "label": plain(head.label), "zorder": 3 - number / 100}
         for axes, name in ((left, "mode_matching"), (right, "divergence")):
-            points = []
-            for d in setting.dimensions:
-                cell = result.cell(alpha, choice.label, d)
-                mean, deviation = mean_and_deviation([getattr(fit, name) for fit in cell])
-                if 0 <= mean < math.inf:
-                    points.append((d, mean, min(deviation, 0.9 * mean)))  # above 0 on a log scale
+            cells = [(d, *result.statistics(name, alpha, head, d)) for d in dimensions]
+            # Bars stay above 0 on a log scale.
+            points = [(d, m, min(sd, 0.9 * m)) for d, m, sd in cells if 0 <= m < math.inf]
             if points:
                 axes.errorbar(*zip(*points, strict=True), **style)
-    left.axhline(baseline.mode_matching, color="0.5", ls=":")
+    left.axhline(baseline["mode_matching"], color="0.5", ls=":")
     label = "one prediction for all contexts"
-    right.axhline(baseline.divergence, color="0.5", ls=":", label=label)
+    right.axhline(baseline["divergence"], color="0.5", ls=":", label=label)
     for axes in (left, right):
         axes.set_xscale("log", base=2)
-        axes.set_xticks(setting.dimensions, list(map(str, setting.dimensions)))
+        axes.set_xticks(dimensions, list(map(str, dimensions)))
         axes.set_xlabel("dimension D of a context vector (log scale)")
     left.set(ylabel="contexts whose mode is matched (%)", ylim=(0, 102))
     right.set(ylabel="KL(P* || P) (nats, log scale)", yscale="log")
-    sizes = f"{setting.contexts} contexts, {setting.outcomes} outcomes"
-    seeds = f"{setting.seeds} {'seeds' if setting.seeds > 1 else 'seed'}"
-    figure.suptitle(f"{sizes}, targets ~ Dirichlet({alpha:g}), {seeds}", fontsize=10)
+    sizes = f"{setting['contexts']} contexts, {setting['outcomes']} outcomes"
+    of_seeds = f"{seeds} {'seeds' if seeds > 1 else 'seed'}"
+    figure.suptitle(f"{sizes}, targets ~ Dirichlet({alpha:g}), {of_seeds}", fontsize=10)
     legend(figure, *right.get_legend_handles_labels(), loc="lower center", ncols=4)
     return figure
 
 
-_ALPHA = "concentrations of the Dirichlet distribution; the smaller, the fewer outcomes have most "
+_ALPHA = "concentrations of the Dirichlet distribution: the smaller, the more uneven the targets"
 _HEADS = "names, or NAME:KEY=VALUE,KEY=VALUE with options of the head, such as mos:components=15 "
 _HEADS += "or trees:n_trees=2,root=16; all: every head that reads one vector"
 _RATES = "grid of learning rates; the best on the first seed is chosen for each head, D and alpha"
@@ -407,12 +370,11 @@ COMMAND = Measurement(
         Argument("--contexts", "N, number of contexts", 200),
         Argument("--outcomes", "M, number of outcomes", 100),
         Argument("--dimensions", "sizes D to try", [2, 4, 8, 16, 32]),
-        Argument("--alpha", f"{_ALPHA}of a target's mass", [0.01, 0.1], type=positive),
+        Argument("--alpha", _ALPHA, [0.01, 0.1], type=positive),
         Argument("--heads", _HEADS, list(DEFAULT_HEADS), metavar="HEAD", nargs="+"),
         Argument("--steps", "largest number of steps of Adam in a fit", 400),
         Argument("--learning-rates", _RATES, [0.05, 0.2, 0.8], type=positive),
         Argument("--seeds", "number of repetitions, each with other targets", 2),
-        Argument("--device", "where to fit", "cpu", choices=("auto", "cpu", "cuda")),
     ),
     output="results",
 )

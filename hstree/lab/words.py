@@ -38,6 +38,7 @@ _MARKS = ("-a", "-j", "-n", "-r", "-v")
 
 Pair = tuple[str, str, float]
 """Two words and their human similarity score, on any scale."""
+Similarities = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -130,20 +131,6 @@ def _pair(fields: list[str]) -> Pair | None:
     return (first, second, score) if first and second and math.isfinite(score) else None
 
 
-@dataclass(frozen=True)
-class WordSimilarity:
-    """The correlation of a model's vectors with one set of human scores."""
-
-    set: str
-    model: str
-    pairs: int
-    missing: int  # pairs with a word without a vector, which are excluded
-    rho: float  # Spearman's rank correlation; nan if all scores or all similarities are equal
-    p_value: float  # two-sided, from Student's t; nan for fewer than three pairs
-    low: float  # 95% interval; nan for fewer than four pairs and for abs(rho) = 1
-    high: float
-
-
 def model_embeddings(model: LanguageModel, words: Sequence[str], name: str) -> Embeddings:
     """The word embeddings [V, D] of a model over these V words, in order of class id."""
     weight = model.backbone.embedding.weight.detach()
@@ -153,10 +140,16 @@ def model_embeddings(model: LanguageModel, words: Sequence[str], name: str) -> E
 
 def word_similarity(
     sets: Mapping[str, Sequence[Pair]], embeddings: Sequence[Embeddings], *, common: bool = False
-) -> list[list[WordSimilarity]]:
-    """Correlations [S][M] of S sets of human scores by name with cosine similarities of the vectors
-    of M models. Each is evaluated on all pairs that it has, or with ``common`` all are on the pairs
-    that every model has. Equal values share the mean of their ranks."""
+) -> list[Similarities]:
+    """Correlations of sets of human scores by name with cosine similarities of the vectors of
+    models. Each model is evaluated on all pairs of a set whose words it has, or with ``common`` all
+    are on the pairs that every model has; equal values share the mean of their ranks.
+
+    Returns:
+        For each set and model the number of ``pairs``, those ``missing``, ``spearman``'s
+        ``rho`` and two-sided ``p_value``, and the ends ``low`` and ``high`` of
+        ``confidence_interval``: lists with a record for each model, one list for each set.
+    """
     found = []
     for name, pairs in sets.items():
         scores = np.array([score for *_, score in pairs])
@@ -169,20 +162,20 @@ def word_similarity(
             rho, p_value = spearman(scores[use], values[use])
             n = int(use.sum())
             low, high = confidence_interval(rho, n)
-            missing = len(pairs) - n
-            row.append(WordSimilarity(name, of.name, len(pairs), missing, rho, p_value, low, high))
+            record = {"set": name, "model": of.name, "pairs": len(pairs), "missing": len(pairs) - n}
+            row.append(record | {"rho": rho, "p_value": p_value, "low": low, "high": high})
         found.append(row)
     return found
 
 
-def mean_similarity(found: Sequence[Sequence[WordSimilarity]], weighted: bool) -> list[float]:
+def mean_similarity(found: Sequence[Similarities], weighted: bool) -> list[float]:
     """The mean rho of each of the M models over the sets on which all models have one, or that
     weighted by the number of pairs; nan if there is no such set."""
-    rows = [row for row in found if not any(math.isnan(each.rho) for each in row)]
+    rows = [row for row in found if not any(math.isnan(each["rho"]) for each in row)]
     if not rows:
         return [math.nan] * len(found[0])
-    rho = np.array([[each.rho for each in row] for row in rows])
-    used = np.array([[each.pairs - each.missing for each in row] for row in rows])
+    rho = np.array([[each["rho"] for each in row] for row in rows])
+    used = np.array([[each["pairs"] - each["missing"] for each in row] for row in rows])
     mean: list[float] = np.average(rho, axis=0, weights=used if weighted else None).tolist()
     return mean
 
@@ -215,48 +208,45 @@ def measure(arguments: argparse.Namespace) -> Report:
     found = word_similarity(sets, embeddings, common=arguments.common)
     pairs = "that every model has" if arguments.common else "whose words it has"
     note = f"input embeddings, each model on the pairs {pairs}; "
-    note += "p-values and 95% intervals are in words.csv and words.json"
-    rows = [each for row in found for each in row]
-    data = {"common": arguments.common, "correlations": rows}
+    note += "p-values and 95% intervals are in words.json"
+    data = {"common": arguments.common, "correlations": [each for row in found for each in row]}
     tables, pictures = [word_similarity_table(found)], {"similarity": similarity_picture(found)}
-    return Report("Word similarity", tables, [note], data, rows, pictures)
+    return Report("Word similarity", tables, [note], data, pictures)
 
 
-def word_similarity_table(found: Sequence[Sequence[WordSimilarity]]) -> Table:
+def word_similarity_table(found: Sequence[Similarities]) -> Table:
     """A table with a row for each set, then means over the sets if there are several. It has one
     column of missing pairs if their number is the same for all models."""
-    models = [each.model for each in found[0]]
-    missing = [[each.missing for each in row] for row in found]
-    header = [f"missing in {model}" for model in models]
-    if all(len(set(row)) == 1 for row in missing):
-        missing, header = [row[:1] for row in missing], ["missing"]
-    rho = decimals(3)
-    rows = [
-        (row[0].set, count(row[0].pairs), *map(count, absent), *(rho(each.rho) for each in row))
-        for row, absent in zip(found, missing, strict=True)
-    ]
+    models, rho, rows = [each["model"] for each in found[0]], decimals(3), []
+    same = all(len({each["missing"] for each in row}) == 1 for row in found)
+    header = ["missing"] if same else [f"missing in {model}" for model in models]
+    for row in found:
+        missing = [count(each["missing"]) for each in row][: len(header)]
+        rhos = [rho(each["rho"]) for each in row]
+        rows.append((row[0]["set"], count(row[0]["pairs"]), *missing, *rhos))
     if len(found) > 1:
-        blank = [""] * (1 + len(header))
         for name, weighted in (("mean of the sets", False), ("weighted by pairs", True)):
-            rows.append((name, *blank, *map(rho, mean_similarity(found, weighted))))
+            means = map(rho, mean_similarity(found, weighted))
+            rows.append((name, *[""] * (1 + len(header)), *means))
     title = "Spearman's rho of human scores and cosine similarities of word vectors"
     return row_table(title, ("set", "pairs", *header, *models), rows, None, str)
 
 
-def similarity_picture(found: Sequence[Sequence[WordSimilarity]]) -> Any:
+def similarity_picture(found: Sequence[Similarities]) -> Any:
     """Plot a band for each set, with a dot for each model at its rho and a line over its 95%
     confidence interval."""
     n_sets, n_models = len(found), len(found[0])
     figure, axes = panels(7.2, 1.5 + n_sets * (0.2 + 0.1 * n_models), grid="x")
     for m, column in enumerate(zip(*found, strict=True)):
         places = np.arange(n_sets) + (m - (n_models - 1) / 2) * 0.7 / n_models
-        colour, label = line_style(m)["color"], plain(column[0].model)
-        axes.plot([each.rho for each in column], places, "o", color=colour, ms=4.5, label=label)
-        axes.hlines(places, [e.low for e in column], [e.high for e in column], colour, lw=1)
+        colour, label = line_style(m)["color"], plain(column[0]["model"])
+        rho, low, high = ([each[key] for each in column] for key in ("rho", "low", "high"))
+        axes.plot(rho, places, "o", color=colour, ms=4.5, label=label)
+        axes.hlines(places, low, high, colour, lw=1)
     for s in range(0, n_sets, 2):
         axes.axhspan(s - 0.5, s + 0.5, color="0.95", lw=0, zorder=0)
     axes.axvline(0, color="0.4", lw=0.8, zorder=1)
-    axes.set_yticks(range(n_sets), [plain(row[0].set) for row in found])
+    axes.set_yticks(range(n_sets), [plain(row[0]["set"]) for row in found])
     label = "Spearman's rank correlation with human scores, with 95% interval"
     axes.set(ylim=(n_sets - 0.5, -0.5), xlabel=label)
     legend(figure, loc="upper center", ncols=min(n_models, 4), fontsize=9)

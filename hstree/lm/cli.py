@@ -15,14 +15,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 import hstree
@@ -30,24 +28,24 @@ from hstree._extension import describe_cuda
 from hstree._files import write_atomic
 from hstree._memory import ran_out
 from hstree._progress import duration
-from hstree.heads import TreeEnsemble
-from hstree.heads.trees import TreeShape
+from hstree.heads import TreeEnsemble, head_names
 from hstree.lm.config import (
+    GROUPS,
+    KINDS,
     PRESETS,
     RESUMABLE,
     ConfigError,
     TrainConfig,
-    add_config_arguments,
     check_read,
     check_text,
     choose_device,
-    config_values,
     flag_name,
+    help_texts,
     merged,
     read_settings,
     set_threads,
 )
-from hstree.lm.data import CorpusStatistics, Vocabulary, load_corpus, prompt_words
+from hstree.lm.data import CorpusStatistics, Vocabulary, prompt_words
 from hstree.lm.generate import generate
 from hstree.lm.report import (
     ConsoleReporter,
@@ -84,7 +82,7 @@ from hstree.lm.train import (
     resume,
     train,
 )
-from hstree.trees import Tree, build_tree
+from hstree.trees import Tree
 from hstree.trees import describe as description
 
 # Arguments of commands, with limits and defaults that the help shows.
@@ -103,12 +101,14 @@ class Argument:
             options.setdefault("nargs", "+")
         if values and type(values[0]) is int:
             options.setdefault("type", count)
-        if "type" in options:
+        choices = ", ".join(map(str, options.get("choices", ())))
+        if "type" in options and not choices:
             options.setdefault("metavar", "N" if options["type"] in (int, count) else "X")
-        choices = ", ".join(options.get("choices", ()))
         if len(choices) * (2 if "nargs" in options else 1) > _LONG:
             options["metavar"] = "NAME"
             help += f"; one of {choices}"
+        if isinstance(default, bool):
+            values = ["yes" if default else "no"]
         if default not in (None, "", []):
             help += f" (default: {' '.join(map(str, values))})"
         self.flag, self.options = flag, {"help": help, "default": default, **options}
@@ -117,83 +117,93 @@ class Argument:
         parser.add_argument(self.flag, **self.options)
 
 
-def output_file(flag: str, path: str | Path, *suffixes: str) -> Path:
-    """The path of a file to write. Raises ValueError, which begins with the flag, unless its folder
-    exists and it ends in one of the suffixes, if there are any."""
-    file = Path(path)
-    if suffixes and file.suffix.lower() not in suffixes:
-        *others, last = suffixes
-        ends = f"{', '.join(others)} or {last}" if others else last
-        raise ValueError(f"{flag}: expected a name that ends in {ends}, got {file}")
-    if not file.absolute().parent.is_dir():
-        raise ValueError(f"{flag}: there is no folder {file.parent}")
-    return file
-
-
-@contextmanager
-def flags_named(flags: Mapping[str, str]) -> Iterator[None]:
-    """A context in which errors about these arguments of a function name the flags instead."""
-    try:
-        yield
-    except ValueError as error:
-        name, colon, rest = str(error).partition(":")
-        if name not in flags:
-            raise
-        raise ValueError(f"{flags[name]}{colon}{rest}") from error
-
-
-def number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
-    """A conversion to a finite number that ``fits``; the error says what was expected."""
-
-    def convert(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and fits(value)):
-            raise argparse.ArgumentTypeError(f"expected {expected}, got {text}")
-        return value
-
-    return convert
-
-
-positive = number("a positive number", lambda value: value > 0)
-share = number("a number above 0 and at most 1", lambda value: 0 < value <= 1)
-temperature = number("a number from 1e-6 to 1e6", lambda value: 1e-6 <= value <= 1e6)
+def positive(text: str) -> float:
+    """A positive, finite number."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text}")
+    return value
 
 
 def count(text: str) -> int:
     """A whole number from 1 to 2**31 - 1."""
     value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
-    if value >= 2**31:
-        raise argparse.ArgumentTypeError(f"expected at most {2**31 - 1}, got {value}")
+    if not 1 <= value < 2**31:
+        limit = "least 1" if value < 1 else f"most {2**31 - 1}"
+        raise argparse.ArgumentTypeError(f"expected at {limit}, got {value}")
     return value
 
 
-NUMBER: dict[str, Any] = {"type": count, "metavar": "N"}
-"""Options of an argument that is a whole number above 0."""
+_METAVARS = {"data": "PATH", "tokenizer": "FILE", "column": "NAME", "head_option": "KEY=VALUE"}
+_METAVARS |= {"all_classes": "SHARE", "finetune": "RUN", "run": "DIR"}
 
 
-# Runs
+def setting(name: str) -> Argument:
+    """The flag of a setting of a run; if it is not given, it sets no attribute."""
+    kind, default = KINDS[name], getattr(TrainConfig, name)
+    options: dict[str, Any] = {"dest": name}
+    if kind.type is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    elif kind.type is tuple:
+        options["action"] = "append"
+    elif kind.type is not str:
+        options["type"] = kind.type
+    if choices := head_names() if name == "head" else kind.choices:
+        options["choices"] = choices
+    elif name in _METAVARS:
+        options["metavar"] = _METAVARS[name]
+    shown = None if default == () else default
+    argument = Argument(f"--{flag_name(name)}", help_texts()[name], shown, **options)
+    argument.options["default"] = argparse.SUPPRESS
+    return argument
 
 
-def open_run(arguments: argparse.Namespace) -> tuple[Run, TrainConfig]:
-    """The run of :func:`add_run_argument`, on the device and with the threads that were given, and
-    all settings that were given."""
-    settings = TrainConfig(**config_values(arguments))
+def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings among the arguments of a command."""
+    return {name: value for name, value in vars(arguments).items() if name in KINDS}
+
+
+AddCommand: TypeAlias = Callable[[Any], None]
+"""Registers a command with its subcommands on what ``add_subparsers`` returns. Each command sets
+``handler``, a function of the parsed arguments that returns the exit status."""
+
+
+def command(
+    name: str,
+    help: str,
+    handler: Callable[[argparse.Namespace], int],
+    arguments: Iterable[Argument],
+    settings: Collection[str] = (),
+    description: str | None = None,
+) -> AddCommand:
+    """A command with arguments of its own, and with flags of these settings of a run."""
+
+    def add(commands: Any) -> None:
+        parser = commands.add_parser(name, help=help, description=description)
+        for argument in arguments:
+            argument.add(parser)
+        for heading, names in GROUPS.items():
+            group = parser.add_argument_group(heading)  # not shown without flags
+            for field in names:
+                if field in settings:
+                    setting(field).add(group)
+        parser.set_defaults(handler=handler)
+
+    return add
+
+
+RUN = Argument("directory", "run folder of hstree train", metavar="RUN")
+TEXT = (
+    Argument("--data", "text, as for hstree train (default: that of the run)", metavar="PATH"),
+    Argument("--column", "column of text of a dataset or table", metavar="NAME"),
+)
+
+
+def open_run(arguments: argparse.Namespace) -> Run:
+    """The run of :data:`RUN`, on the device and with the threads that were given."""
+    settings = TrainConfig(**given_settings(arguments))
     set_threads(settings)
-    return load_run(arguments.directory, choose_device(settings.device)), settings
-
-
-def add_run_argument(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
-    """The positional argument RUN, as ``directory``; with ``nargs`` several, as ``directories``."""
-    if nargs is None:
-        parser.add_argument("directory", metavar="RUN", help="run folder of hstree train")
-    else:
-        name, text = "directories", "run folders of hstree train"
-        parser.add_argument(name, metavar="RUN", nargs=nargs, help=text)
+    return load_run(arguments.directory, choose_device(settings.device))
 
 
 # The parser of ``hstree`` and what every command shares: progress, errors as one line, exit
@@ -225,11 +235,6 @@ class _Parser(argparse.ArgumentParser):
             message += meant(choice[1], re.findall(r"[\w.-]+", choice[2]))
         line = f"{self.prog}: error: {shortened(message, _LONGEST)} (see {self.prog} --help)"
         self.exit(2, f"{fold(line, sys.stderr)}\n")
-
-
-AddCommand: TypeAlias = Callable[[Any], None]
-"""Registers a command with its subcommands on what ``add_subparsers`` returns. Each command sets
-``handler``, a function of the parsed arguments that returns the exit status."""
 
 
 def build_parser(commands: Iterable[AddCommand], description: str) -> argparse.ArgumentParser:
@@ -270,7 +275,8 @@ def run(commands: Iterable[AddCommand], description: str, argv: Sequence[str] | 
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt as interrupt:
-        return _interrupted(interrupt)
+        number: int = getattr(interrupt, "signal", None) or signal.SIGINT
+        return _fail(interrupt, f"interrupted{_kept(interrupt)}", 128 + number)
     except OSError as error:
         full = error.errno in _FULL and error.filename is None  # of print; other errors name a file
         message = f"cannot write the output: {error.strerror}" if full else str(error)
@@ -308,11 +314,6 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _interrupted(interrupt: KeyboardInterrupt) -> int:
-    status: int = 128 + (getattr(interrupt, "signal", None) or signal.SIGINT)
-    return _fail(interrupt, f"interrupted{_kept(interrupt)}", status)
-
-
 def _kept(interrupt: KeyboardInterrupt) -> str:
     if not isinstance(interrupt, TrainingInterrupted):
         return f": {interrupt}" if str(interrupt) else ""
@@ -338,8 +339,6 @@ def _fail(error: BaseException, message: str, status: int) -> int:
 
 
 # hstree train
-#
-# ``hstree train``.
 
 _TRAIN = """\
 Train an LSTM language model and write a run folder with its settings, vocabulary, metrics,
@@ -349,49 +348,38 @@ uses the published settings of an AWD-LSTM, which need a GPU and hours; --finetu
 best weights of another run. Ctrl-C and SIGTERM save the state and stop; --resume continues from the
 last saved state. To train in several processes: torchrun -m -- hstree train.
 """
-
-
-def _add_train(commands: Any) -> None:
-    parser = commands.add_parser("train", help="train a language model", description=_TRAIN)
-    parser.add_argument(
-        "--preset",
-        choices=tuple(PRESETS),
-        metavar="NAME",
-        help="published settings, which flags override: " + ", ".join(PRESETS),
-    )
-    parser.add_argument(
+_CHANGED = ", ".join(f"--{flag_name(name)}" for name in RESUMABLE)
+_SOURCES = (
+    Argument("--preset", "published settings, which flags override", choices=tuple(PRESETS)),
+    Argument(
         "--config",
+        "settings, which flags override: what --print-config wrote, or a part of it",
         metavar="FILE",
-        help="settings, which flags override: what --print-config wrote, or a part of it",
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "--resume",
+        f"resume this run where it stopped; only {_CHANGED} can be changed",
         metavar="RUN",
-        help="resume this run where it stopped; only "
-        + ", ".join(f"--{flag_name(name)}" for name in RESUMABLE)
-        + " can be changed",
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "--print-config",
+        "print all settings as JSON, as --config reads them, and exit",
         action="store_true",
-        help="print all settings as JSON, as --config reads them, and exit",
-    )
-    add_config_arguments(parser)
-    parser.set_defaults(handler=_train)
+    ),
+)
 
 
 def _train(arguments: argparse.Namespace) -> int:
     if arguments.resume is not None:
         _refuse_both(arguments, "resume", "preset", "config", "print_config")
-        result = resume(arguments.resume, ConsoleReporter(), **config_values(arguments))
+        result = resume(arguments.resume, ConsoleReporter(), **given_settings(arguments))
     else:
-        with _named(arguments.config):
-            config = _config(arguments)
-            if arguments.print_config:
-                print(config.to_json(), end="")
-                return 0
-            check_text(arguments.preset, config)
-            result = train(config, ConsoleReporter())
+        config = _config(arguments)
+        if arguments.print_config:
+            print(config.to_json(), end="")
+            return 0
+        check_text(arguments.preset, config)
+        result = train(config, ConsoleReporter())
     if is_main_process():
         _print_end(result)
     return 0
@@ -444,7 +432,7 @@ def _next_commands(run: RunResults, other: RunResults | None) -> Iterator[tuple[
 
 
 def _config(arguments: argparse.Namespace) -> TrainConfig:
-    given = config_values(arguments)
+    given = given_settings(arguments)
     _refuse_both(arguments, "finetune", "preset")
     _refuse_both(arguments, "config", "preset")
     base: Mapping[str, Any] = {}
@@ -457,17 +445,6 @@ def _config(arguments: argparse.Namespace) -> TrainConfig:
     config = TrainConfig(**settings) if run is None else finetuning(run, **settings)
     check_read(config, given)
     return config
-
-
-@contextmanager
-def _named(file: str | None) -> Iterator[None]:
-    """A context whose errors about settings and texts name the file of ``--config``."""
-    try:
-        yield
-    except ValueError as error:
-        if file is None or file in str(error):
-            raise
-        raise ConfigError(f"{error} (with --config {file})") from error
 
 
 def _read_config(path: str) -> dict[str, Any]:
@@ -486,8 +463,6 @@ def _refuse_both(arguments: argparse.Namespace, one: str, *others: str) -> None:
 
 
 # hstree evaluate
-#
-# ``hstree evaluate``.
 
 _EVALUATE = """\
 Perplexity of a trained model on a text, and of the unigram model of its training text. Without
@@ -508,27 +483,24 @@ def _streams(text: str) -> tuple[int, int]:
     return numbers[0], numbers[-1]
 
 
-def _add_evaluate(commands: Any) -> None:
-    parser = commands.add_parser(
-        "evaluate", help="perplexity of a trained model", description=_EVALUATE
-    )
-    add_run_argument(parser)
-    add_config_arguments(parser, only=("data", "column", "device", "threads"))
-    parser.add_argument(
+_EVALUATED = (
+    RUN,
+    *TEXT,
+    Argument(
         "--streams",
+        "number of parallel streams into which the texts are cut, or one number for the validation "
+        "and one for the test text; published perplexities: 10,1 (default: at most 20 of at least "
+        "50 tokens)",
         type=_streams,
         metavar="N[,N]",
-        help="number of parallel streams into which the texts are cut, or one number for the "
-        "validation and one for the test text; published perplexities: 10,1 (default: at most 20 "
-        "of at least 50 tokens)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(handler=_evaluate)
+    ),
+    Argument("--json", "print one JSON object", action="store_true"),
+)
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    run, settings = open_run(arguments)
-    text = run.held_out(settings.data, settings.column)
+    run = open_run(arguments)
+    text = run.held_out(arguments.data, arguments.column)
     unigram = CorpusStatistics(run.vocabulary.frequencies, np.empty(0, np.int32))
     streams_valid, streams_test = arguments.streams or (None, None)
     result: dict[str, dict[str, Any]] = {}
@@ -538,6 +510,11 @@ def _evaluate(arguments: argparse.Namespace) -> int:
                 f"{text.name}: the part {split} has {len(tokens)} tokens, at least 2 are needed"
             )
         loss = evaluate(run.model, tokens, streams_valid if split == "valid" else streams_test)
+        if not math.isfinite(perplexity(loss)):
+            raise ValueError(
+                f"expected a finite perplexity, got {perplexity(loss)} on the part {split}, with a "
+                f"loss of {loss} nats per token"
+            )
         bits = loss * len(tokens) / math.log(2)
         length = text.lengths.get(split)
         result[split] = {
@@ -549,12 +526,6 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             "bits_per_character": None if length is None else bits / length.characters,
             "bits_per_byte": None if length is None else bits / length.bytes,
         }
-    for split, row in result.items():
-        if not math.isfinite(row["perplexity"]):
-            raise ValueError(
-                f"expected a finite perplexity, got {row['perplexity']} on the part {split}, "
-                f"with a loss of {row['loss']} nats per token"
-            )
     if arguments.json:
         about = {"run": str(run.path), "corpus": text.name}
         print(json.dumps(about | result, indent=2))
@@ -574,17 +545,6 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 # hstree generate
-#
-# ``hstree generate``.
-
-_FLAGS = {
-    "n_words": "--words",
-    "n_samples": "--samples",
-    "top_k": "--top-k",
-    "top_p": "--top-p",
-    "seed": "--seed",
-}
-"""The flags of arguments of :func:`hstree.lm.generate.generate`."""
 
 _GENERATE = """\
 Generate text with a trained model. Each word is drawn given all words before it: by the head's own
@@ -593,41 +553,29 @@ is never drawn. For a run with --tokenizer, words are the tokens of that tokeniz
 
 The words drawn per second are written to standard error.
 """
-
-
-_ARGUMENTS = (
+_DRAWN = (
+    RUN,
     Argument("--prompt", "text to continue (default: a new sentence)", "", metavar="TEXT"),
     Argument("--words", "number of words to draw", 60),
     Argument("--samples", "number of texts to draw", 1),
     Argument(
         "--temperature",
         "values below 1 sharpen the distribution, values above 1 flatten it",
-        type=temperature,
+        type=float,
     ),
     Argument("--top-k", "draw only from the K most probable words", type=count, metavar="K"),
     Argument(
         "--top-p",
         "draw only from the most probable words that together reach the probability P",
-        type=share,
+        type=float,
         metavar="P",
     ),
     Argument("--seed", "seed of the draws", 0, type=int),
 )
 
 
-def _add_generate(commands: Any) -> None:
-    parser = commands.add_parser(
-        "generate", help="text from a trained model", description=_GENERATE
-    )
-    add_run_argument(parser)
-    for argument in _ARGUMENTS:
-        argument.add(parser)
-    add_config_arguments(parser, only=("device", "threads"))
-    parser.set_defaults(handler=_generate)
-
-
 def _generate(arguments: argparse.Namespace) -> int:
-    run, _ = open_run(arguments)
+    run = open_run(arguments)
     words = prompt_words(arguments.prompt, run.vocabulary, run.tokenizer)
     unknown = [word for word in words if word not in run.vocabulary]
     if unknown:
@@ -636,18 +584,14 @@ def _generate(arguments: argparse.Namespace) -> int:
         print(fold(line, sys.stderr), file=sys.stderr)
     prompt = [run.vocabulary.end, *run.vocabulary.encode(words)]
     start = time.perf_counter()
-    with flags_named(_FLAGS):
-        samples = generate(
-            run.model,
-            prompt,
-            arguments.words,
-            arguments.samples,
-            seed=arguments.seed,
-            avoid=run.vocabulary.unknown,
-            temperature=arguments.temperature,
-            top_k=arguments.top_k,
-            top_p=arguments.top_p,
-        )
+    options = {name: getattr(arguments, name) for name in ("seed", "temperature", "top_k", "top_p")}
+    options["avoid"] = run.vocabulary.unknown
+    try:
+        samples = generate(run.model, prompt, arguments.words, arguments.samples, **options)
+    except ValueError as error:  # which begins with the name of an argument
+        name, colon, rest = str(error).removeprefix("n_").partition(":")
+        flag = f"--{flag_name(name)}" if name in vars(arguments) else name
+        raise ValueError(f"{flag}{colon}{rest}") from error
     speed = arguments.words * arguments.samples / (time.perf_counter() - start)
     for number, sample in enumerate(samples):
         if number:
@@ -658,98 +602,27 @@ def _generate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# hstree tree
-#
-# ``hstree tree build | describe | draw``.
+# hstree tree describe | draw
 
-_TREE_BUILD = """\
-Build a tree over the words of a corpus and save it as TREE (safetensors) and its words as
-TREE.vocabulary.txt. Clustered trees use word vectors, computed from the neighbors of each word in
-the corpus.
-"""
-_TREE_SOURCE = (
-    Argument(
-        "source",
-        "file written by hstree tree build, or run folder of a model with trees",
-        metavar="TREE|RUN",
-    ),
-    Argument("--index", "index of the tree in a run, from 0", 0, type=int, metavar="T"),
+_TREE = (
+    Argument("directory", "run folder of a model with trees", metavar="RUN"),
+    Argument("--index", "index of the tree, from 0", 0, type=int, metavar="T"),
 )
-_BUILT = (Argument("output", "file to write; it must not exist", metavar="TREE"),)
-_DESCRIBED = (
-    *_TREE_SOURCE,
+_SHOWN = (
+    *_TREE,
     Argument("--word", "show the path of a word", [], action="append", metavar="W"),
     Argument("--levels", "number of levels to show", 3),
 )
-_DRAWN = (
-    *_TREE_SOURCE,
+_PAINTED = (
+    *_TREE,
     Argument("--output", "picture to write", "tree.png", metavar="PNG"),
     Argument("--levels", "number of levels to draw", 4),
 )
-_TREE_SETTINGS = (
-    *("data", "column", "min_count", "max_vocabulary", "tokenizer"),
-    *("recipe", "root", "leaf", "levels", "seed"),
-)
 
 
-def _add_tree(commands: Any) -> None:
-    parser = commands.add_parser("tree", help="build, describe or draw trees over words")
-    subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    build = subcommands.add_parser(
-        "build", help="build a tree and save it", description=_TREE_BUILD
-    )
-    describe = subcommands.add_parser("describe", help="show the sizes and depths of a tree")
-    draw = subcommands.add_parser("draw", help="draw the top levels of a tree and their words")
-    for command, arguments, handler in (
-        (build, _BUILT, _build_tree),
-        (describe, _DESCRIBED, _describe),
-        (draw, _DRAWN, _draw),
-    ):
-        for argument in arguments:
-            argument.add(command)
-        command.set_defaults(handler=handler)
-    add_config_arguments(build, only=_TREE_SETTINGS)
-
-
-@dataclass(frozen=True)
-class _TreeSource:
-    """A tree, its words if they are known, and its title."""
-
-    tree: Tree
-    vocabulary: Vocabulary | None
-    title: str
-
-    @property
-    def words(self) -> tuple[str, ...] | None:
-        return None if self.vocabulary is None else self.vocabulary.words
-
-    @property
-    def frequencies(self) -> npt.NDArray[np.int64] | None:
-        return None if self.vocabulary is None else self.vocabulary.frequencies
-
-
-def _words_file(tree_file: Path) -> Path:
-    return tree_file.with_name(tree_file.name + ".vocabulary.txt")
-
-
-def _open_tree(arguments: argparse.Namespace) -> _TreeSource:
-    path = Path(arguments.source)
-    if path.is_dir():
-        return _open_run(path, arguments.index)
-    tree = Tree.load(path)
-    if arguments.index != 0:
-        raise ValueError(f"--index: {path} holds one tree, so expected 0, got {arguments.index}")
-    words = _words_file(path)
-    vocabulary = Vocabulary.load(words) if words.is_file() else None
-    if vocabulary is not None and len(vocabulary) != tree.n_classes:
-        raise ValueError(
-            f"{words}: expected {tree.n_classes} words, the number of classes of {path}, "
-            f"got {len(vocabulary)}"
-        )
-    return _TreeSource(tree, vocabulary, str(path))
-
-
-def _open_run(path: Path, index: int) -> _TreeSource:
+def _open_tree(arguments: argparse.Namespace) -> tuple[Tree, Vocabulary, str]:
+    """A tree of a run, its words and its title."""
+    path, index = arguments.directory, arguments.index
     run = load_run(path)
     head = run.model.head
     if not isinstance(head, TreeEnsemble):
@@ -757,64 +630,59 @@ def _open_run(path: Path, index: int) -> _TreeSource:
     trees: list[Tree] = head.trees
     if not 0 <= index < len(trees):
         raise ValueError(f"--index: expected 0 to {len(trees) - 1} for {path}, got {index}")
-    return _TreeSource(trees[index], run.vocabulary, f"{path}, tree {index + 1} of {len(trees)}")
-
-
-def _build_tree(arguments: argparse.Namespace) -> int:
-    settings = TrainConfig(**config_values(arguments))
-    output = output_file(arguments.output, arguments.output)
-    for file in (output, _words_file(output)):
-        if os.path.lexists(file):
-            raise ValueError(f"{file} already exists; name a new file")
-    corpus = load_corpus(
-        settings.data,
-        column=settings.column,
-        min_count=settings.min_count,
-        max_vocabulary=settings.max_vocabulary,
-        tokenizer=settings.tokenizer,
-    )
-    vocabulary, statistics = corpus.vocabulary, corpus.statistics()
-    vectors = statistics.vectors() if settings.recipe == "cluster" else None
-    given = {name: getattr(settings, name) for name in ("n_trees", "root", "leaf", "levels")}
-    shape = TreeShape.for_classes(len(vocabulary), **given)
-    words = len(vocabulary), statistics.frequencies, vectors
-    sizes = shape.root, shape.leaf, shape.levels
-    tree = build_tree(settings.recipe, *words, settings.seed, *sizes)
-    write_atomic(_words_file(output), vocabulary.to_bytes())
-    tree.save(output)
-    show(_tree_report(_TreeSource(tree, vocabulary, str(output))))
-    return 0
-
-
-def _tree_report(source: _TreeSource, levels: int = 3) -> str:
-    shape = description(source.tree, source.frequencies, source.words, levels)
-    return f"{source.title}\n\n{shape}"
+    return trees[index], run.vocabulary, f"{path}, tree {index + 1} of {len(trees)}"
 
 
 def _describe(arguments: argparse.Namespace) -> int:
-    source = _open_tree(arguments)
-    lines = [_tree_report(source, arguments.levels)]
+    tree, vocabulary, title = _open_tree(arguments)
+    shape = description(tree, vocabulary.frequencies, vocabulary.words, arguments.levels)
+    lines = [f"{title}\n\n{shape}"]
     for word in arguments.word:
-        if source.vocabulary is None:
-            raise ValueError(
-                f"--word: the words of this tree are unknown: there is no "
-                f"{_words_file(Path(arguments.source))}"
-            )
-        if word not in source.vocabulary:
+        if word not in vocabulary:
             raise ValueError(f"--word: {quoted(word)} is not in the vocabulary")
-        code = source.tree.code(source.vocabulary[word])
+        code = tree.code(vocabulary[word])
         lines.append(f"  path of {word!r}: children {' '.join(map(str, code))}")
     show("\n".join(lines))
     return 0
 
 
 def _draw(arguments: argparse.Namespace) -> int:
-    source = _open_tree(arguments)
-    output = output_file("--output", arguments.output, ".png")
-    draw_tree(source.tree, source.words, output, arguments.levels, source.frequencies)
-    print(fold(f"picture of {source.title}: {output}", sys.stdout))
+    output = Path(arguments.output)
+    if output.suffix.lower() != ".png":
+        raise ValueError(f"--output: expected a name that ends in .png, got {output}")
+    if not output.absolute().parent.is_dir():
+        raise ValueError(f"--output: there is no folder {output.parent}")
+    tree, vocabulary, title = _open_tree(arguments)
+    draw_tree(tree, vocabulary.words, output, arguments.levels, vocabulary.frequencies)
+    print(fold(f"picture of {title}: {output}", sys.stdout))
     return 0
 
 
-COMMANDS: tuple[AddCommand, ...] = (_add_train, _add_evaluate, _add_generate, _add_tree)
-"""Each registers a command of the reference language model."""
+def _add_tree(commands: Any) -> None:
+    parser = commands.add_parser("tree", help="describe or draw the trees of a model")
+    subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    command("describe", "show the sizes and depths of a tree", _describe, _SHOWN)(subcommands)
+    command("draw", "draw the top levels of a tree and their words", _draw, _PAINTED)(subcommands)
+
+
+COMMANDS: tuple[AddCommand, ...] = (
+    command("train", "train a language model", _train, _SOURCES, KINDS, _TRAIN),
+    command(
+        "evaluate",
+        "perplexity of a trained model",
+        _evaluate,
+        _EVALUATED,
+        ("device", "threads"),
+        _EVALUATE,
+    ),
+    command(
+        "generate",
+        "text from a trained model",
+        _generate,
+        _DRAWN,
+        ("device", "threads"),
+        _GENERATE,
+    ),
+    _add_tree,
+)
+"""The commands of the reference language model."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import gc
 import glob
 import hashlib
@@ -18,26 +17,26 @@ import textwrap
 import time
 import unicodedata
 import warnings
-import weakref
 import zlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
-from itertools import chain, takewhile
+from functools import cache, partial, reduce
+from itertools import chain, groupby, takewhile
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from hstree._checks import check_int
 from hstree._files import write_atomic
 from hstree._progress import Task, track
-from hstree.lm.report import fold, optional_package, quoted
+from hstree.lm.report import optional_package, quoted
 from hstree.trees import word_vectors
 from hstree.trees.vectors import count_classes
 
@@ -53,7 +52,6 @@ __all__ = [
     "WhiteSpace",
     "Words",
     "detokenize",
-    "embedded_corpus",
     "learn_bpe",
     "load_corpus",
     "load_held_out",
@@ -62,18 +60,22 @@ __all__ = [
     "tokenize",
 ]
 
-# One tokenizer is used for every corpus that is not tokenized already. It has few rules, so that a
-# reader can predict what a model will see: text is lower-cased and normalized (Unicode NFC), a word
-# is a run of letters, digits and underscores that may be joined by inner apostrophes, hyphens and
-# dots, and every other visible character is a token. What extends the character before it, such as
-# an accent or a vowel sign, belongs to the token of that character. Scripts that write no spaces
-# between words need another tokenizer.
+_Text = TypeVar("_Text")
 
-RULES_VERSION = 2  # increased when :func:`tokenize` changes, so that corpora are cached again
+# Words: the rules by which a text that is not tokenized already is split, and their reverse.
 
 _MODIFIERS = range(0x1F3FB, 0x1F400)  # the colors of emoji
 _INNER = r".'\u00b7\u05be\u05f3\u05f4-"  # of words: also the Catalan dot, Hebrew hyphen and quotes
 _SPACE = 0x200B  # a format character in name only: it ends a word
+_STRAIGHT = str.maketrans(
+    {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'}
+    | dict.fromkeys("\u2010\u2011\u2013\u2014", "-")
+)
+_SENTENCE_END = frozenset({".", "?", "!"})
+_CLOSING = frozenset({")", "]", '"', "'"})
+_ABROAD = "\u0964\u0965\u060c\u061b\u061f"  # dandas; comma, semicolon, question mark of Arabic
+_NO_SPACE_BEFORE = frozenset(".,;:!?)]}%" + _ABROAD) | {"...", "n't"}
+_NO_SPACE_AFTER = frozenset("([{$#@")
 
 
 @cache
@@ -95,19 +97,13 @@ def _pattern() -> re.Pattern[str]:
     return re.compile(rules.replace("INNER", _INNER).replace("X", x), re.VERBOSE)
 
 
-_STRAIGHT = str.maketrans(
-    {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'}
-    | dict.fromkeys("\u2010\u2011\u2013\u2014", "-")
-)
-_SENTENCE_END = frozenset({".", "?", "!"})
-_CLOSING = frozenset({")", "]", '"', "'"})
-_ABROAD = "\u0964\u0965\u060c\u061b\u061f"  # dandas; comma, semicolon, question mark of Arabic
-_NO_SPACE_BEFORE = frozenset(".,;:!?)]}%" + _ABROAD) | {"...", "n't"}
-_NO_SPACE_AFTER = frozenset("([{$#@")
-
-
 def tokenize(text: str) -> list[str]:
-    """Lower-cased, normalized words and punctuation marks of ``text``, in order.
+    """Lower-cased words and punctuation marks of ``text`` in Unicode NFC, in order.
+
+    A word is a run of letters, digits and underscores that may be joined by inner apostrophes,
+    hyphens and dots. Every other visible character is a token. What extends a character, such as an
+    accent or a vowel sign, belongs to its token. Scripts that write no spaces between words need
+    another tokenizer.
 
     Example:
         >>> from hstree.lm.data import tokenize
@@ -139,9 +135,9 @@ def sentences(tokens: Iterable[str]) -> Iterator[list[str]]:
         yield current
 
 
-def detokenize(words: Iterable[str], end_of_sentence: str = "<eos>") -> str:
+def detokenize(words: Iterable[str]) -> str:
     """Readable text from tokens: no space before closing marks or after opening ones, a new line at
-    each sentence end.
+    each ``<eos>``.
 
     Handles the conventions of :func:`tokenize` and of the Penn Treebank (``do n't``, ``company
     's``).
@@ -155,13 +151,11 @@ def detokenize(words: Iterable[str], end_of_sentence: str = "<eos>") -> str:
     glue = True
     quote_open = False
     for word in words:
-        if word == end_of_sentence:
+        if word == END:
             pieces.append("\n")
             glue, quote_open = True, False
             continue
-        closes = word in _NO_SPACE_BEFORE or (
-            len(word) > 1 and word[0] == "'" and word[1:].isalpha()
-        )
+        closes = word in _NO_SPACE_BEFORE or (word[0] == "'" and word[1:].isalpha())
         if word == '"':
             closes, quote_open = quote_open, not quote_open
         if not glue and not closes:
@@ -173,9 +167,7 @@ def detokenize(words: Iterable[str], end_of_sentence: str = "<eos>") -> str:
 
 # The words of a corpus and their class ids.
 
-UNKNOWN = "<unk>"
-END = "<eos>"
-
+UNKNOWN, END = "<unk>", "<eos>"
 DIGITS = 18
 """Of a frequency in a file: fewer than an int64 may have."""
 
@@ -183,50 +175,37 @@ DIGITS = 18
 class Vocabulary:
     """V words, numbered from 0, with the number of times each occurs in the training text.
 
-    Classes are sorted by decreasing frequency (ties in alphabetical order), as
-    :class:`torch.nn.AdaptiveLogSoftmaxWithLoss` requires. Every vocabulary contains ``<unk>`` and
-    ``<eos>``, with frequency 0 if the text has none.
-
     Args:
-        words: the V words by class id; distinct, without white space.
+        words: the V words by class id; distinct, without white space, ``<unk>`` and ``<eos>`` among
+            them.
         frequencies: V non-negative counts.
 
     Raises:
-        ValueError: a word that is empty, has white space or occurs twice; a negative or missing
-            count; ``<unk>`` or ``<eos>`` missing.
+        ValueError: for other words or counts.
     """
 
     def __init__(
         self, words: Sequence[str], frequencies: Sequence[int] | npt.NDArray[np.int64]
     ) -> None:
         self.words: tuple[str, ...] = tuple(words)
-        self.frequencies: npt.NDArray[np.int64] = np.asarray(frequencies, dtype=np.int64).reshape(
-            -1
-        )
-        if len(self.words) != len(self.frequencies):
+        self.frequencies: npt.NDArray[np.int64] = np.asarray(frequencies, dtype=np.int64)
+        if self.frequencies.shape != (len(self.words),) or (self.frequencies < 0).any():
             raise ValueError(
-                f"frequencies: expected one count for each of {len(self.words)} words, "
-                f"got {len(self.frequencies)}"
+                f"frequencies: expected one count of at least 0 for each of {len(self.words)} "
+                f"words, got {quoted(self.frequencies.tolist())}"
             )
         self._index: dict[str, int] = {}
         for position, word in enumerate(self.words):
-            if not word or word.split() != [word]:
+            if word.split() != [word]:
                 raise ValueError(
                     f"words[{position}]: expected a word without white space, got {quoted(word)}"
                 )
-            if word in self._index:
-                raise ValueError(
-                    f"words[{position}]: {quoted(word)} is already words[{self._index[word]}]"
-                )
-            self._index[word] = position
+            first = self._index.setdefault(word, position)
+            if first != position:
+                raise ValueError(f"words[{position}]: {quoted(word)} is already words[{first}]")
         for marker in (UNKNOWN, END):
             if marker not in self._index:
                 raise ValueError(f"words: the marker {marker} is missing")
-        if len(self.frequencies) and int(self.frequencies.min()) < 0:
-            position = int(self.frequencies.argmin())
-            raise ValueError(
-                f"frequencies[{position}]: expected at least 0, got {self.frequencies[position]}"
-            )
 
     @classmethod
     def from_counts(
@@ -234,40 +213,34 @@ class Vocabulary:
     ) -> Vocabulary:
         """The vocabulary of a text with the given word counts.
 
-        Words that occur fewer than ``min_count`` times, and the rarest beyond ``max_size`` (which
-        counts ``<unk>`` and ``<eos>``), are left out; their occurrences count as ``<unk>``.
+        Classes are sorted by decreasing frequency (ties in alphabetical order), as
+        :class:`torch.nn.AdaptiveLogSoftmaxWithLoss` requires. Words that occur fewer than
+        ``min_count`` times, and the rarest beyond ``max_size`` (which counts ``<unk>`` and
+        ``<eos>``), are left out; their occurrences count as ``<unk>``.
 
         Raises:
             ValueError: ``min_count`` < 1 or ``max_size`` < 4, or fewer than two words remain in
                 addition to the markers.
         """
-        if min_count < 1:
-            raise ValueError(f"min_count: expected at least 1, got {min_count}")
-        if max_size is not None and max_size < 4:
-            raise ValueError(
-                f"max_size: expected at least 4 (<unk>, <eos> and two words), got {max_size}"
-            )
-        kept = [
-            word
-            for word, count in counts.items()
-            if count >= min_count and word not in (UNKNOWN, END)
-        ]
-        kept.sort(key=lambda word: (-counts[word], word))
-        if max_size is not None:
-            kept = kept[: max_size - 2]
-        if len(kept) < 2:
+        check_int("min_count", min_count)
+        most = None if max_size is None else check_int("max_size", max_size, 4) - 2
+        frequency = dict(counts)
+
+        def rank(word: str) -> tuple[int, str]:
+            return -frequency[word], word
+
+        kept = {word for word, n in counts.items() if n >= min_count} - {UNKNOWN, END}
+        known = sorted(kept, key=rank)[:most]
+        if len(known) < 2:
             rule = "" if min_count == 1 else f" that occur at least {min_count} times"
-            found = f"only {quoted(kept[0])}" if kept else "none"
+            found = f"only {quoted(known[0])}" if known else "none"
             raise ValueError(
                 f"the vocabulary needs at least two different words{rule}, "
                 f"the training text has {found}"
             )
-        total = sum(counts.values())
-        end = counts.get(END, 0)
-        frequency = {word: counts[word] for word in kept}
-        frequency[UNKNOWN] = total - end - sum(frequency.values())
-        frequency[END] = end
-        words = sorted(frequency, key=lambda word: (-frequency[word], word))
+        frequency[END] = counts.get(END, 0)
+        frequency[UNKNOWN] = sum(counts.values()) - sum(frequency[word] for word in [*known, END])
+        words = sorted([*known, UNKNOWN, END], key=rank)
         return cls(words, [frequency[word] for word in words])
 
     @property
@@ -283,64 +256,39 @@ class Vocabulary:
     def encode(self, words: Iterable[str]) -> list[int]:
         """Class ids of words; a word that is not in the vocabulary becomes ``<unk>``."""
         unknown = self.unknown
-        index = self._index
-        return [index.get(word, unknown) for word in words]
+        return [self._index.get(word, unknown) for word in words]
 
-    def decode(self, ids: Iterable[int]) -> list[str]:
+    def decode(self, ids: Sequence[int]) -> list[str]:
         """Words of class ids. Raises ValueError for an id outside [0, V)."""
-        result = []
-        for class_id in ids:
-            if not 0 <= class_id < len(self.words):
-                raise ValueError(
-                    f"ids: expected class ids in [0, {len(self.words)}), got {class_id}"
-                )
-            result.append(self.words[class_id])
-        return result
+        if len(ids) and not 0 <= min(ids) <= max(ids) < len(self.words):
+            raise ValueError(f"ids: expected class ids in [0, {len(self)}), got {quoted(ids)}")
+        return [self.words[class_id] for class_id in ids]
 
     def to_bytes(self) -> bytes:
         """One line ``word<TAB>frequency`` for each class, in order of class id, as UTF-8."""
-        lines = [
-            f"{word}\t{count}\n"
-            for word, count in zip(self.words, self.frequencies.tolist(), strict=True)
-        ]
-        return "".join(lines).encode()
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write :meth:`to_bytes` to a file."""
-        Path(path).write_bytes(self.to_bytes())
+        rows = zip(self.words, self.frequencies.tolist(), strict=True)
+        return "".join(f"{word}\t{count}\n" for word, count in rows).encode()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:
-        """Read what :meth:`save` wrote. Raises ValueError that names the file and line where it is
-        not that."""
-        data = Path(path).read_bytes()
-        try:
-            text = data.decode()
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{path}: not a vocabulary file: byte {error.start} is not UTF-8"
-            ) from None
-        if not text.endswith("\n"):
-            raise ValueError(
-                f"{path}: not a vocabulary file, or a truncated one: the last line does not end"
-            )
+        """Read a file of :meth:`to_bytes`. Raises ValueError that names the file and line where it
+        is not that."""
         words, counts = [], []
-        for number, line in enumerate(text[:-1].split("\n"), start=1):
-            word, tab, count = line.partition("\t")
-            if not tab or not count.isdecimal():
-                raise ValueError(
-                    f"{path}, line {number}: expected word<TAB>frequency, got {line[:60]!r}"
-                )
-            if len(count) > DIGITS:
-                raise ValueError(
-                    f"{path}, line {number}: expected a frequency of at most {DIGITS} digits, got "
-                    f"{len(count)}"
-                )
-            words.append(word)
-            counts.append(int(count))
         try:
+            *lines, rest = Path(path).read_bytes().decode().split("\n")
+            for number, line in enumerate(lines, start=1):
+                word, _, count = line.partition("\t")
+                if not count.isdecimal() or len(count) > DIGITS:
+                    raise ValueError(
+                        f"line {number}: expected word<TAB>frequency, of at most {DIGITS} digits, "
+                        f"got {quoted(line)}"
+                    )
+                words.append(word)
+                counts.append(int(count))
+            if rest or not lines:
+                raise ValueError("it is truncated: its last line does not end")
             return cls(words, counts)
-        except ValueError as error:
+        except ValueError as error:  # also of characters that are not UTF-8
             raise ValueError(f"{path}: not a vocabulary file: {error}") from None
 
     def __len__(self) -> int:
@@ -353,20 +301,10 @@ class Vocabulary:
         """Class id of a word of the vocabulary. Raises KeyError for any other."""
         return self._index[word]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.words)
-
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Vocabulary):
-            return NotImplemented
-        return self.words == other.words and bool(
-            np.array_equal(self.frequencies, other.frequencies)
-        )
+        return isinstance(other, Vocabulary) and self.to_bytes() == other.to_bytes()
 
     __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"Vocabulary({len(self.words):,} words, {int(self.frequencies.sum()):,} occurrences)"
 
 
 # Tokenizers: lines of text to tokens, and tokens back to text.
@@ -374,38 +312,35 @@ class Vocabulary:
 BPE = "bpe"
 _FLAG = "--tokenizer"
 _BYTES = 256
+_FOREIGN = "\u0416\u00e9\u4e2d\U0001f600"  # characters that few alphabets have
 
 
-class Tokenizer(Protocol):
+class Tokenizer:
     """The interface of tokenizers. Tokens are not empty and have no white space; line ends are not
-    tokens."""
+    tokens.
 
-    @property
-    def identity(self) -> str:
-        """A string that is equal for tokenizers that split in the same way, in every process."""
+    Attributes:
+        keeps_empty_lines: whether a line without tokens is a line of the corpus, with an ``<eos>``
+            of its own.
+    """
 
-    @property
-    def keeps_empty_lines(self) -> bool:
-        """Whether a line without tokens is a line of the corpus, with an ``<eos>`` of its own."""
+    keeps_empty_lines = True
 
     def split_batch(self, lines: Sequence[str]) -> list[list[str]]:
         """Tokens of each line, without its line end."""
+        raise NotImplementedError
 
     def split(self, line: str) -> list[str]:
         """Tokens of one line."""
         return self.split_batch([line])[0]
 
     def join(self, tokens: Iterable[str]) -> str:
-        """Readable text, by default that of :func:`hstree.lm.data.detokenize`; each ``<eos>`` ends
-        a line."""
+        """Readable text; each ``<eos>`` ends a line."""
         return detokenize(tokens)
 
 
 class WhiteSpace(Tokenizer):
     """Splits at white space, for texts that are tokenized already."""
-
-    identity = "white space 1"
-    keeps_empty_lines = True
 
     def split_batch(self, lines: Sequence[str]) -> list[list[str]]:
         """Words of each line."""
@@ -416,7 +351,6 @@ class Words(Tokenizer):
     """Lower-cased words and punctuation marks: :func:`hstree.lm.data.tokenize` and
     :func:`hstree.lm.data.detokenize`. Empty lines are skipped."""
 
-    identity = f"words {RULES_VERSION}, Unicode {unicodedata.unidata_version}"
     keeps_empty_lines = False
 
     def split_batch(self, lines: Sequence[str]) -> list[list[str]]:
@@ -432,118 +366,85 @@ class Subwords(Tokenizer):
     Empty lines are kept.
 
     Args:
-        tokenizer: a ``tokenizers.Tokenizer``.
+        tokenizer: a ``tokenizers.Tokenizer``, or the content of a ``tokenizer.json``.
 
     Raises:
-        ValueError: the package is missing, or two tokens have the same name.
+        ValueError: the package is missing, the content is not valid, two tokens have the same name,
+            or there are characters without a token, which would be missing in the text.
     """
 
-    keeps_empty_lines = True
-
     def __init__(self, tokenizer: Any) -> None:
-        self._setup(tokenizer.to_str().encode())
-
-    def _setup(self, data: bytes) -> None:
-        tokenizers = optional_package("tokenizers", _FLAG, "data")
+        data = tokenizer if isinstance(tokenizer, bytes) else tokenizer.to_str().encode()
+        self.data: bytes = data
+        package = optional_package("tokenizers", _FLAG, "data")
         try:
-            self._tokenizer: Any = tokenizers.Tokenizer.from_str(data.decode())
+            self._tokenizer = package.Tokenizer.from_str(data.decode())
         except Exception as error:  # the package raises nothing narrower
             raise ValueError(
                 f"not a tokenizer of the package tokenizers (tokenizer.json): {error}"
             ) from None
-        self._data = data
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        self._words = {number: _token_name(token, number) for token, number in vocabulary.items()}
+        self._words = {
+            number: token if token.split() == [token] else f"<token:{number}>"
+            for token, number in self._tokenizer.get_vocab(with_added_tokens=True).items()
+        }
         self._ids = {word: number for number, word in self._words.items()}
-        self._dropped: dict[str, bool] = {}
         if len(self._ids) != len(self._words):
             raise ValueError("not a usable tokenizer: two of its tokens have the same name")
-
-    def to_bytes(self) -> bytes:
-        """The tokenizer as JSON, the ``tokenizer.json`` of the package ``tokenizers``."""
-        return self._data
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Subwords:
-        """The tokenizer of a ``tokenizer.json``. Raises ValueError if the data are not valid or the
-        package is missing."""
-        subwords = cls.__new__(cls)
-        subwords._setup(data)
-        return subwords
+        for character in _FOREIGN:
+            text = self.join(self.split(character))
+            if not text or "\ufffd" in text:
+                raise ValueError(
+                    f"not a usable tokenizer: it leaves out characters such as {character!r}; "
+                    f"expected one that has a token for each byte, or one for what is unknown"
+                )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Subwords:
-        """The tokenizer in a file. Raises ValueError that names the file if it is not
-        valid."""
-        file = Path(path)
-        if not os.path.isfile(file):  # whatever the name
-            raise ValueError(f"{_FLAG}: {file}: no such file")
+        """The tokenizer in a file. Raises ValueError that names the file if it is not valid."""
+        if not os.path.isfile(path):  # whatever the name
+            raise ValueError(f"{_FLAG}: {path}: no such file")
         try:
-            return cls.from_bytes(file.read_bytes())
+            return cls(Path(path).read_bytes())
         except ValueError as error:
             message = str(error).removeprefix(f"{_FLAG}: ")
-            raise ValueError(f"{_FLAG}: {file}: {message}") from None
-
-    @property
-    def identity(self) -> str:
-        """Contains the SHA-256 of the JSON."""
-        return f"subwords {hashlib.sha256(self._data).hexdigest()}"
+            raise ValueError(f"{_FLAG}: {path}: {message}") from None
 
     def split_batch(self, lines: Sequence[str]) -> list[list[str]]:
         """Tokens of each line; lines are spread over the threads of the package."""
         bare = [_without_end(line) for line in lines]
-        words = self._words
         try:
             encodings = self._tokenizer.encode_batch_fast(bare, add_special_tokens=False)
         except Exception as error:  # the package raises nothing narrower
             raise ValueError(f"{_FLAG}: the tokenizer cannot split the text: {error}") from None
+        words = self._words
         return [[words[number] for number in encoding.ids] for encoding in encodings]
 
     def join(self, tokens: Iterable[str]) -> str:
         """Text by the decoder of the tokenizer. ``<eos>`` becomes a line end; a token that the
         tokenizer does not have, such as ``<unk>``, is not changed."""
-        pieces: list[str] = []
-        run: list[int] = []
-        for token in tokens:
-            if token in self._ids and token != END:
-                run.append(self._ids[token])
-                continue
-            pieces += [self._decode(run), "\n" if token == END else token]
-            run = []
-        return "".join([*pieces, self._decode(run)])
-
-    def dropped(self, lines: Iterable[str]) -> Counter[str]:
-        """How often each character occurs for which there is no token, white space aside. Such
-        characters are left out of the text."""
-        counts = Counter(chain.from_iterable(lines))
-        return Counter({c: n for c, n in counts.items() if not c.isspace() and self._drops(c)})
-
-    def _drops(self, character: str) -> bool:
-        if character not in self._dropped:
-            text = self.join(self.split(character))
-            damaged = "\ufffd" in text and character != "\ufffd"  # one of its bytes has no token
-            self._dropped[character] = damaged or not text.strip()
-        return self._dropped[character]
-
-    def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
+        text = ""
+        for known, run in groupby(tokens, lambda token: token in self._ids and token != END):
+            if known:
+                numbers = [self._ids[token] for token in run]
+                text += self._tokenizer.decode(numbers, skip_special_tokens=False)
+            else:
+                text += "".join("\n" if token == END else token for token in run)
         return text
 
 
-_NAMED: dict[str, type[WhiteSpace | Words]] = {"white space": WhiteSpace, "words": Words}
-_KEY = "hstree"
+_NAMED: dict[str, type[Tokenizer]] = {"white space": WhiteSpace, "words": Words}
 
 
 def tokenizer_to_bytes(tokenizer: Tokenizer) -> bytes:
     """What :func:`tokenizer_from_bytes` reads: the JSON of a :class:`Subwords`, or the name of one
     of the others. Raises TypeError for a tokenizer of another class."""
     if isinstance(tokenizer, Subwords):
-        return tokenizer.to_bytes()
+        return tokenizer.data
     for name, kind in _NAMED.items():
         if type(tokenizer) is kind:
-            return json.dumps({_KEY: name}).encode()
+            return json.dumps({"hstree": name}).encode()
     raise TypeError(f"tokenizer: expected one of hstree.lm.data, got {type(tokenizer).__name__}")
 
 
@@ -552,7 +453,7 @@ def tokenizer_from_bytes(data: bytes) -> Tokenizer:
     for kind in _NAMED.values():
         if data == tokenizer_to_bytes(kind()):
             return kind()
-    return Subwords.from_bytes(data)
+    return Subwords(data)
 
 
 def learn_bpe(lines: Iterable[str], max_vocabulary: int | None) -> Subwords:
@@ -568,42 +469,24 @@ def learn_bpe(lines: Iterable[str], max_vocabulary: int | None) -> Subwords:
     Raises:
         ValueError: ``max_vocabulary`` is missing or too small, or the package is missing.
     """
-    n_tokens = check_bpe_size(max_vocabulary) - 2
-    tokenizers = optional_package("tokenizers", _FLAG, "data")
-    byte_level = tokenizers.pre_tokenizers.ByteLevel
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=n_tokens,
+    if max_vocabulary is None or max_vocabulary < _BYTES + 2:
+        raise ValueError(
+            f"--max-vocabulary: expected a number of classes to learn, at least {_BYTES + 2} with "
+            f"{_FLAG} {BPE} ({_BYTES} bytes, {UNKNOWN}, {END}), got {max_vocabulary}"
+        )
+    package = optional_package("tokenizers", _FLAG, "data")
+    tokenizer = package.ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(
+        map(_without_end, lines),
+        vocab_size=max_vocabulary - 2,
         min_frequency=2,
-        initial_alphabet=sorted(byte_level.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(map(_without_end, lines), trainer)
     return Subwords(tokenizer)
-
-
-def check_bpe_size(max_vocabulary: int | None) -> int:
-    """The size, if it is valid for byte-pair encoding; else raises ValueError."""
-    if max_vocabulary is None:
-        raise ValueError(
-            f"--max-vocabulary: {_FLAG} {BPE} needs the number of classes to learn, such as 8000"
-        )
-    if max_vocabulary < _BYTES + 2:
-        raise ValueError(
-            f"--max-vocabulary: expected at least {_BYTES + 2} with {_FLAG} {BPE} "
-            f"(256 bytes, {UNKNOWN}, {END}), got {max_vocabulary}"
-        )
-    return max_vocabulary
 
 
 def _without_end(line: str) -> str:
     return line[:-1].removesuffix("\r") if line.endswith("\n") else line
-
-
-def _token_name(token: str, number: int) -> str:
-    return token if token.split() == [token] else f"<token:{number}>"
 
 
 def prompt_words(
@@ -612,9 +495,8 @@ def prompt_words(
     """Words of a prompt. With subwords: their tokens, with ``<eos>`` for line ends. Without: pieces
     between white space that are in the vocabulary, and other pieces tokenized as text files are."""
     if isinstance(tokenizer, Subwords):
-        end = vocabulary.words[vocabulary.end]
         first, *others = tokenizer.split_batch(prompt.split("\n"))
-        return [*first, *(token for line in others for token in (end, *line))]
+        return [*first, *(token for line in others for token in (END, *line))]
     words: list[str] = []
     for piece in prompt.split():
         words.extend([piece] if piece in vocabulary else tokenize(piece))
@@ -627,213 +509,383 @@ SPLITS = ("train", "valid", "test")
 HELD_OUT = ("valid", "test")
 WHOLE, TEXT = "whole", "text"
 _SPLIT_NAMES = {"train": "train", "valid": "valid|val|validation", "test": "test"}
-_ENDS = "txt|tokens|raw"
 TRAIN_SHARE, VALID_SHARE = 0.90, 0.05
-_PIECE_BYTES = 1 << 18
-_BOM = b"\xef\xbb\xbf"
-
-Pieces: TypeAlias = Callable[[], Iterator[str]]
+_PIECE = 1 << 18
 
 
-@dataclass(frozen=True)
-class Part:
-    """One part of a text: its name in error messages, its text in pieces of at most one line, of
-    which one that does not end in a newline continues in the next, and a function that returns
-    about the number of its characters."""
+class Part(NamedTuple):
+    """One part of a text: its name in error messages; a function that yields the first share of the
+    text, in pieces of at most one line, of which one that does not end in a newline continues in
+    the next; about the number of its characters."""
 
     label: str
-    pieces: Pieces
-    size: Callable[[], int]
+    pieces: Callable[[float], Iterator[str]]
+    size: int
 
 
-@dataclass(frozen=True)
-class Source:
-    """A text that can be read several times and is never held in memory as a whole.
+class Source(NamedTuple):
+    """A text that can be read several times and is never held in memory as a whole: a name for
+    people, its parts, and a string that identifies the content.
 
-    Attributes:
-        name: a name for people.
-        parts: train, valid and test, or one ``WHOLE`` that is split after tokenization. Of a text
-            that is only to be scored: valid and test, or one of them, or one ``TEXT``, which is
-            not split.
-        training: pieces of the text from which a tokenizer may be learned.
-        fingerprint: a function that returns a string that identifies the content.
+    The parts are train, valid and test, or one ``WHOLE`` that is split after tokenization. Of a
+    text that is only to be scored: valid and test, or one of them, or one ``TEXT``, which is not
+    split.
     """
 
     name: str
-    parts: Mapping[str, Part]
-    training: Pieces
-    fingerprint: Callable[[], str]
+    parts: dict[str, Part]
+    fingerprint: str
 
 
-def folder_source(path: str | os.PathLike[str], *, held_out: bool = False) -> Source:
-    """A text in the files of a folder, ``train.txt``, ``valid.txt`` and ``test.txt`` or names such
-    as ``ptb.train.txt``, ``wiki.valid.tokens``, ``val.txt`` and ``test.raw``. ``held_out``: only
-    the last two, of which one suffices. Raises ValueError, which lists them, if a file is missing
-    or several could be meant."""
-    folder = Path(path)
-    found = {split: _split_file(folder, split) for split in (HELD_OUT if held_out else SPLITS)}
-    files = {split: file for split, file in found.items() if file is not None}
-    if not files or (len(files) < len(found) and not held_out):
-        expected = " or ".join if held_out else ", ".join
-        missing = [f"{split}.txt" for split in found if split not in files]
+def _needed(
+    found: Mapping[str, _Text], title: str, held_out: bool, suffix: str = ""
+) -> dict[str, _Text]:
+    """The parts to read. Raises ValueError if one is missing; for scoring one suffices."""
+    needed = HELD_OUT if held_out else SPLITS
+    chosen = {split: found[split] for split in needed if split in found}
+    if not chosen or (len(chosen) < len(needed) and not held_out):
+        expected = (" or " if held_out else ", ").join(split + suffix for split in needed)
+        missing = ", ".join(split + suffix for split in needed if split not in found)
         raise ValueError(
-            f"{folder}: expected {expected(f'{split}.txt' for split in found)} in this folder, "
-            f"missing {', '.join(missing)}"
+            f"{title}: expected the parts {expected}, missing {missing}; "
+            f"there are {', '.join(found) or 'none'}"
         )
-    parts = {
-        split: Part(f"{file}: the file", partial(read_pieces, file), partial(os.path.getsize, file))
-        for split, file in files.items()
-    }
+    return chosen
+
+
+def _text_files(folder: Path) -> dict[str, Path]:
+    """The files of the parts in a folder, ``train.txt``, ``valid.txt`` and ``test.txt`` or names
+    such as ``ptb.train.txt``, ``wiki.valid.tokens``, ``val.txt`` and ``test.raw``. Raises
+    ValueError if several could be meant."""
+    found = {}
+    for split, names in _SPLIT_NAMES.items():
+        pattern = re.compile(rf"([^.]+\.)?({names})\.(txt|tokens|raw)")
+        files = {f.name: f for f in folder.iterdir() if pattern.fullmatch(f.name) and f.is_file()}
+        usual = f"{split}.txt"
+        if len(files) > 1 and usual not in files:
+            raise ValueError(
+                f"{folder}: expected one file for the part {split}, got "
+                f"{', '.join(sorted(files))}; name one of them {usual}"
+            )
+        if files:
+            found[split] = files.get(usual) or next(iter(files.values()))
+    return found
+
+
+def _file_source(name: str, files: Mapping[str, Path]) -> Source:
+    parts, content = {}, []
+    for part, file in files.items():
+        size = os.path.getsize(file)
+        parts[part] = Part(f"{file}: the file", partial(_read_pieces, file, size), size)
+        digest = hashlib.sha256()
+        for block in _bytes_of(file):
+            digest.update(block)
+        content.append(digest.hexdigest())
+    return Source(name, parts, " ".join(content))
+
+
+def _bytes_of(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            yield block
+
+
+def _read_pieces(path: Path, size: int, share: float) -> Iterator[str]:
+    """Lines of a UTF-8 file, each with its line end; a byte order mark is skipped. A line of more
+    than 256 Ki characters is split into pieces, at white space if there is any. No piece begins
+    after the share. Raises ValueError, which names the file and the first byte that is not
+    UTF-8."""
+    offset, number = 0, 1
+    with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        while offset < int(size * share) and (piece := file.readline(_PIECE)):
+            while _PIECE <= len(piece) < 2 * _PIECE and not piece[-1].isspace():
+                piece += file.read(1) or "\n"
+            try:
+                length = len(piece.encode())
+            except UnicodeEncodeError as error:
+                raise ValueError(
+                    f"{path}: not UTF-8 text: byte 0x{ord(piece[error.start]) - 0xDC00:02x} at "
+                    f"offset {offset + len(piece[: error.start].encode())} (line {number})"
+                ) from None
+            yield piece if offset else piece.removeprefix("\ufeff")
+            offset += length
+            number += piece.endswith("\n")
+
+
+# The docstrings of the standard library and the help topics of :mod:`pydoc` are about 400,000
+# tokens of technical English that need no download. Modules are parsed, never imported, so none of
+# their code runs. Whole modules and topics are assigned to a part by a hash of their names, so no
+# module is in two parts; repeated paragraphs are dropped. Words outside the 10,000 most frequent of
+# the training part, and words that occur only once in it, become ``<unk>``.
+
+_EMBEDDED_VERSION = 2
+VOCABULARY_SIZE = 10_000
+_HELD_OUT_PERCENT = 5
+_SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # of statements
+_EXAMPLE = (">>>", "...", "$ ")
+_CODE_MARKS = re.compile(r"[^\w\s.,;:!?'\"()-]")
+_ROLE = re.compile(
+    r":[a-z]+(?::[a-z]+)?:(?=`)|:(?=(?:param|type|return|returns|rtype|raise|raises)\b[^:]*:)"
+)
+_QUOTE = re.compile(r"(?<!\w)['\u2018\u2019]+|['\u2019]+(?!\w)|[\"\u201c\u201d`*|]")
+
+
+def _embedded_source() -> Source:
+    root = Path(sysconfig.get_path("stdlib"))
+    files: dict[str, Path] = {}
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
+        paths = [Path(folder, name) for name in names if name.endswith(".py")]
+        files |= {path.relative_to(root).as_posix(): path for path in paths if path.is_file()}
+    files = dict(sorted(files.items()))
+    lines = cache(partial(_embedded_lines, root, files))  # read when a part is
+    version = ".".join(map(str, sys.version_info[:3]))
+    title = f"docstrings and help topics of Python {version}"
+    # By names and sizes: reading all files would take seconds.
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+
+    def part(split: str) -> Part:
+        def pieces(_: float) -> Iterator[str]:
+            yield from lines()[split]
+
+        return Part(f"{title}: the part {split}", pieces, sum(sizes.values()) // 10)
+
     return Source(
-        folder.resolve().name,
-        parts,
-        next(iter(parts.values())).pieces,
-        partial(hash_files, list(files.values())),
+        title,
+        {split: part(split) for split in SPLITS},
+        f"{version} {_EMBEDDED_VERSION} {hashlib.sha256(repr(sizes).encode()).hexdigest()}",
     )
 
 
-def _split_file(folder: Path, split: str) -> Path | None:
-    usual = folder / f"{split}.txt"
-    if usual.is_file():
-        return usual
-    others = _named(folder, _SPLIT_NAMES[split])
-    if len(others) > 1:
+def _embedded_lines(root: Path, files: Mapping[str, Path]) -> dict[str, list[str]]:
+    """Lines of each part, one sentence each."""
+    parts: dict[str, list[list[str]]] = {split: [] for split in SPLITS}
+    seen: set[str] = set()
+    documents = track(_documents(files), "reading the docstrings of Python", len(files))
+    collecting = gc.isenabled()
+    gc.disable()  # syntax trees have no cycles, and traversing them repeatedly doubles the time
+    try:
+        for name, texts in documents:
+            bucket = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % 100
+            split = ("test", "valid", "train")[min(bucket // _HELD_OUT_PERCENT, 2)]
+            for paragraph in chain.from_iterable(map(prose, texts)):
+                if paragraph not in seen:
+                    seen.add(paragraph)
+                    parts[split].extend(sentences(tokenize(paragraph)))
+    finally:
+        if collecting:
+            gc.enable()
+    if min(sum(map(len, part)) for part in parts.values()) < 100:
         raise ValueError(
-            f"{folder}: expected one file for the part {split}, got "
-            f"{', '.join(sorted(file.name for file in others))}; name one of them {usual.name}"
+            f"{root}: this Python installation has too few docstrings for a corpus; "
+            f"give a text of your own"
         )
-    return others[0] if others else None
+    counts = Counter(chain.from_iterable(parts["train"]))
+    known = Vocabulary.from_counts(counts, min_count=2, max_size=VOCABULARY_SIZE)
+
+    def joined(line: list[str]) -> str:
+        return " ".join(word if word in known else UNKNOWN for word in line if word != END) + "\n"
+
+    return {split: [joined(line) for line in part] for split, part in parts.items()}
 
 
-def has_texts(folder: Path) -> bool:
-    """Whether a folder has any of the files of :func:`folder_source`."""
-    return bool(_named(folder, "|".join(_SPLIT_NAMES.values())))
+def _documents(files: Mapping[str, Path]) -> Iterator[tuple[str, Iterable[str]]]:
+    from pydoc_data.topics import topics  # large
+
+    for name, path in files.items():
+        if name == "pydoc_data/topics.py":
+            for topic, text in sorted(topics.items()):
+                yield f"topic {topic}", [textwrap.dedent(text)]
+        else:
+            yield name, docstrings(path.read_bytes())
 
 
-def _named(folder: Path, splits: str) -> list[Path]:
-    pattern = re.compile(rf"([^.]+\.)?({splits})\.({_ENDS})")
-    return [file for file in folder.iterdir() if pattern.fullmatch(file.name) and file.is_file()]
+def prose(text: str) -> Iterator[str]:
+    """Paragraphs of English in a docstring or help topic, without interactive examples, literal
+    blocks after ``::``, grammar, tables, underlines of headings, and much code."""
+    literal_indent: int | None = None
+    for block in re.split(r"\n[ \t]*\n", text.expandtabs()):
+        lines = [line for line in block.split("\n") if line.strip()]
+        if not lines:
+            continue
+        indent = min(len(line) - len(line.lstrip()) for line in lines)
+        if literal_indent is not None and indent > literal_indent:
+            continue
+        literal_indent = indent if block.rstrip().endswith("::") else None
+        lines = [line for line in lines if any(character.isalnum() for character in line)]
+        before = takewhile(lambda line: not line.lstrip().startswith(_EXAMPLE), lines)
+        plain = " ".join(line for line in before if "::=" not in line)
+        paragraph = " ".join(_QUOTE.sub("", _ROLE.sub("", plain)).split())
+        words = re.findall(r"[A-Za-z]{2,}", paragraph)
+        if len(words) >= 3 and 10 * len(_CODE_MARKS.findall(paragraph)) < sum(map(len, words)):
+            yield paragraph
 
 
-def file_source(path: str | os.PathLike[str], *, held_out: bool = False) -> Source:
-    """One text file, or what comes through a pipe, which is copied to a temporary file; a tokenizer
-    may be learned from the first 90% of its bytes. ``held_out``: all of it is to be scored, so that
-    it is not split. Raises ValueError if it is neither."""
-    place = file = Path(path)
-    copy = tempfile.TemporaryFile() if place.is_fifo() else None  # noqa: SIM115
-    if copy is not None:
-        with place.open("rb") as pipe:
-            shutil.copyfileobj(pipe, copy)
-        copy.flush()
-        file = Path(f"/dev/fd/{copy.fileno()}")
-    elif not place.is_file():
-        raise ValueError(f"{place}: expected a file, a folder or a pipe")
-    size = partial(os.path.getsize, file)
-    read = partial(read_pieces, file, name=place)
-    part = Part(f"{place}: the file", read, size)
-    training = partial(read, int(size() * TRAIN_SHARE))
-    name = TEXT if held_out else WHOLE
-    source = Source(place.name, {name: part}, training, partial(hash_files, [file]))
-    if copy is not None:
-        weakref.finalize(source, copy.close)
-    return source
+def docstrings(source: bytes) -> Iterator[str]:
+    """Docstrings of a module, its classes and functions, in order of the source; nothing where it
+    does not parse."""
+    pending: list[ast.AST] = []
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pending = [ast.parse(source)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from filter(None, [ast.get_docstring(node)])
+        blocks = [getattr(node, name, None) for name in _BLOCKS]
+        nested = [block for block in blocks if isinstance(block, list)]  # others are expressions
+        pending.extend(reversed([*chain.from_iterable(nested)]))
 
 
-def hash_files(files: Iterable[Path]) -> str:
-    whole = hashlib.sha256()
-    for file in files:
-        digest = hashlib.sha256()
-        with file.open("rb") as stream:
-            while block := stream.read(_PIECE_BYTES):
-                digest.update(block)
-        whole.update(digest.digest())
-    return whole.hexdigest()
+# Texts that the package ``datasets`` reads: from the hub, from compressed files and tables, from
+# folders of such files, and from folders that its ``save_to_disk`` wrote.
+
+PREFIX = "hf:"
+_BUILDERS = dict.fromkeys((".jsonl", ".ndjson", ".json"), "json") | {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+}
+_COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+_SAVED = ("dataset_dict.json", "dataset_info.json")
+_ROWS = 1000
 
 
-def read_pieces(path: Path, stop: int | None = None, *, name: Path | None = None) -> Iterator[str]:
-    """Lines of a UTF-8 file, each with its line end; a byte order mark is skipped. A line of more
-    than 256 KiB is split into pieces, at white space if there is any. No piece begins at or after
-    the byte ``stop``. Raises ValueError, which names the file, or ``name``, and the first byte that
-    is not UTF-8."""
-    with path.open("rb") as file:
-        offset = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
-        file.seek(offset)
-        number = 1
-        while (stop is None or offset < stop) and (raw := _read_piece(file)):
-            try:
-                yield raw.decode()
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{name or path}: not UTF-8 text: byte 0x{raw[error.start]:02x} at offset "
-                    f"{offset + error.start} (line {number})"
-                ) from None
-            offset += len(raw)
-            number += raw.endswith(b"\n")
+def _is_dataset(place: Path) -> bool:
+    """Whether the package reads this file or folder: a table or compressed text by its name, a
+    folder with such files or one that ``save_to_disk`` wrote."""
+    known = (*_BUILDERS, *_COMPRESSED)
+    files = [place] if place.is_file() else (f for f in place.rglob("*") if f.is_file())
+    return any(file.suffix.lower() in known or file.name in _SAVED for file in files)
 
 
-def _read_piece(file: BinaryIO) -> bytes:
-    """The next line, or its next piece if it is too long."""
-    raw = file.readline(_PIECE_BYTES)
-    if raw.endswith(b"\n") or len(raw) < _PIECE_BYTES:
-        return raw
-    cut = max(raw.rfind(b" "), raw.rfind(b"\t"))
-    if cut <= 0:
-        cut = len(raw) - 1
-        while cut > len(raw) - 4 and raw[cut] & 0xC0 == 0x80:  # within a character
-            cut -= 1
-    file.seek(cut - len(raw), os.SEEK_CUR)
-    return raw[:cut]
+def _dataset_source(data: str, column: str | None, held_out: bool) -> Source:
+    """The splits train, validation and test (``held_out``: the last two, of which one suffices) of
+    a dataset, with one line per row. A row with line breaks is several lines; a row without a value
+    is skipped. The split train alone is one text, as a file is."""
+    package = optional_package("datasets", f"--data {data}", "data")
+    place = Path(data)
+    if data.startswith(PREFIX):
+        name, _, config = data.removeprefix(PREFIX).partition(":")
+        if not name or ":" in config or os.path.isdir(name):
+            got = f"a folder; give --data {name}" if os.path.isdir(name) else quoted(data)
+            raise ValueError(
+                f"--data: expected {PREFIX}NAME[:CONFIG], a dataset of the hub, got {got}"
+            )
+        title = f"{name} {config}".strip()
+        load = partial(package.load_dataset, name, config or None)
+    elif place.is_file():
+        title = place.name
+        suffixes = [suffix.lower() for suffix in place.suffixes]
+        kind = next((suffix for suffix in reversed(suffixes) if suffix not in _COMPRESSED), "")
+        options = {"sep": "\t"} if kind == ".tsv" else {}
+        files = glob.escape(str(place.resolve()))
+        builder = _BUILDERS.get(kind, "text")
+        load = partial(package.load_dataset, builder, data_files=files, **options)
+    else:
+        title = place.resolve().name
+        saved = any((place / name).is_file() for name in _SAVED)
+        load = partial(package.load_from_disk if saved else package.load_dataset, data)
+    try:
+        found = load()
+    except Exception as error:  # of the package, the hub, the network or the disk
+        causes = (str(part) for part in (error, error.__cause__) if part is not None)
+        reason = ": ".join(filter(None, causes))
+        raise ValueError(f"{title}: the dataset cannot be loaded: {reason}") from error
+    splits: dict[str, Any] = dict(found) if isinstance(found, dict) else {"train": found}
+    if [*splits] == ["train"]:
+        splits = {TEXT if held_out else WHOLE: splits["train"]}
+    else:
+        splits = {"valid" if name == "validation" else name: rows for name, rows in splits.items()}
+        splits = _needed(splits, title, held_out)
+    parts, prints = {}, []
+    for split, rows in splits.items():
+        rows = rows.select_columns([_column(rows.features, title, column)])
+        label = f"{title}: the part {split}"
+        parts[split] = Part(label, partial(_rows, rows), rows.data.nbytes)
+        prints.append(rows._fingerprint)
+    return Source(title, parts, f"datasets: {prints}")
 
 
-#     tokens.bin        class ids, int32 little-endian: train, valid, test
-#     vocabulary.txt    as Vocabulary.save
-#     tokenizer.json    of Subwords only
-#     entry.json        format version, number of tokens, characters and bytes of each part, what
-#                       the tokenizer left out, CRC-32 of the other files and of itself
+def _column(features: Mapping[str, Any], title: str, column: str | None) -> str:
+    kinds = {name: getattr(feature, "dtype", None) for name, feature in features.items()}
+    texts = [name for name, kind in kinds.items() if kind in ("string", "large_string")]
+    if column is None and ("text" in texts or len(texts) == 1):
+        return "text" if "text" in texts else texts[0]
+    if column is None or column not in texts:
+        got = "none" if column is None else quoted(column)
+        known = f"one of {', '.join(texts)}, got {got}"
+        if not texts:
+            known = f"whose columns are {', '.join(kinds) or 'none'}"
+        raise ValueError(f"--column: expected a column of text of {title}, {known}")
+    return column
+
+
+def _rows(rows: Any, share: float) -> Iterator[str]:
+    (column,) = rows.features
+    for batch in rows.select(range(int(len(rows) * share))).iter(batch_size=_ROWS):
+        for text in batch[column]:
+            if text is not None:
+                for line in text.removesuffix("\n").split("\n"):
+                    yield f"{line}\n"
+
+
+# Texts to class ids in a file: tokenized once, and kept in the cache.
 #
-# Its name is a SHA-256 of the content of the text, the tokenizer and the vocabulary. If the
-# vocabulary is made from the text, a small file whose name is a SHA-256 of content and settings
-# holds the name of the entry.
+#     NAME.ids     class ids, int32 little-endian: train, valid, test
+#     KEY.json     an entry: its fields, the CRC-32 of the ids, and its own CRC-32
+#
+# KEY is a SHA-256 of the content of the text, the tokenizer, and the vocabulary or its limits. If
+# the vocabulary is made from the text, the entry is written under both keys, so that a run, which
+# has the vocabulary, finds the ids again. The ids have the name of the key with the vocabulary.
 
-CACHE_VERSION = 3
-TOKENS, VOCABULARY = "tokens.bin", "vocabulary.txt"
-TOKENIZER, HEADER = "tokenizer.json", "entry.json"
+CACHE_VERSION = 4  # increased when a format or the rules of :func:`tokenize` change
 TOKEN_TYPE = np.dtype("<i4")
-_UNFINISHED = ".hstree-writing-"
+_BATCH_CHARACTERS = 1 << 17
+_BLOCK_TOKENS = 1 << 18
 _ABANDONED_AFTER = 24 * 3600.0  # seconds without a write
-_READ_BYTES = 1 << 20
 
 
 class Length(NamedTuple):
-    """The length of a text before tokenization, line ends included, without the characters for
-    which a tokenizer has no token.
-
-    Attributes:
-        characters: number of characters.
-        bytes: number of bytes in UTF-8.
-
-    Example:
-        >>> from hstree.lm.data import Length
-        >>> Length(characters=3, bytes=5).bytes
-        5
-    """
+    """The number of characters of a text before tokenization, line ends included, and of its bytes
+    in UTF-8."""
 
     characters: int
     bytes: int
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A tokenized text: read-only memory maps of the class ids of each part, the words of the
-    classes, the tokenizer as JSON (of Subwords only), the length of each part (none if it was cut
-    out of one file), and what the tokenizer left out: the share of the characters, and the most
-    frequent of them."""
+class Entry(NamedTuple):
+    """A tokenized text: read-only memory maps of the class ids of each part, the length of each
+    (none if they were cut out of one file), the words of the classes and the tokenizer."""
 
-    parts: Mapping[str, npt.NDArray[np.int32]]
+    parts: dict[str, npt.NDArray[np.int32]]
+    lengths: dict[str, Length]
     vocabulary: Vocabulary
-    tokenizer: bytes | None
-    lengths: Mapping[str, Length]
-    dropped: tuple[float, str]
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a text becomes a corpus: the tokenizer or ``"bpe"``, which learns one from the text; the
+    vocabulary, or the limits of the one that is made, as in :meth:`Vocabulary.from_counts`."""
+
+    tokenizer: Tokenizer | str
+    vocabulary: Vocabulary | None = None
+    min_count: int = 1
+    max_vocabulary: int | None = None
+
+    def key(self, content: str) -> str:
+        """The name of the entry of a text with the given fingerprint."""
+        if isinstance(self.tokenizer, str):
+            tokenizer = self.tokenizer.encode()
+        else:
+            tokenizer = tokenizer_to_bytes(self.tokenizer)
+        limits: object = (self.min_count, self.max_vocabulary)
+        if self.vocabulary is not None:
+            limits = self.vocabulary.to_bytes()
+        parts = (CACHE_VERSION, unicodedata.unidata_version, content, tokenizer, limits)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def user_cache() -> Path | None:
@@ -845,369 +897,182 @@ def user_cache() -> Path | None:
     base = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(base):
         return Path(base, "hstree")
-    try:
+    with suppress(RuntimeError):  # no home
         return Path.home() / ".cache" / "hstree"
-    except RuntimeError:  # no home
-        return None
+    return None
 
 
-def cache_key(*parts: str | bytes | int | None) -> str:
-    digest = hashlib.sha256(f"hstree tokens {CACHE_VERSION}".encode())
-    for part in parts:
-        data = part if isinstance(part, bytes) else repr(part).encode()
-        digest.update(b"%d:" % len(data) + data)
-    return digest.hexdigest()
+def _entry(source: Source, recipe: Recipe) -> Entry:
+    """A tokenized text: from the cache, or tokenized and added to it. Without a cache that can be
+    written the ids are in an unnamed temporary file.
 
-
-def read_entry(folder: Path) -> Entry | None:
-    """The entry in a folder, or None if there is none or it is damaged."""
-    try:
-        header = json.loads((folder / HEADER).read_bytes())
-        if header.pop("check") != _check(header):
-            return None
-        sizes, checks = header["tokens"], header["crc32"]
-        lengths = {part: Length(*length) for part, length in header["lengths"].items()}
-        dropped = float(header["dropped"][0]), str(header["dropped"][1])
-        if header["version"] != CACHE_VERSION or {TOKENS, VOCABULARY} - checks.keys():
-            return None
-        if (folder / TOKENS).stat().st_size != sum(sizes.values()) * TOKEN_TYPE.itemsize:
-            return None
-        if any(_crc32(folder / name) != check for name, check in checks.items()):
-            return None
-        vocabulary = Vocabulary.load(folder / VOCABULARY)
-        tokenizer = (folder / TOKENIZER).read_bytes() if TOKENIZER in checks else None
-        tokens = np.memmap(folder / TOKENS, TOKEN_TYPE, mode="r")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    cuts = np.cumsum(list(sizes.values()))[:-1].tolist()
-    parts = dict(zip(sizes, np.split(tokens, cuts), strict=True))
-    return Entry(parts, vocabulary, tokenizer, lengths, dropped)
-
-
-def seal(
-    folder: Path,
-    sizes: Mapping[str, int],
-    lengths: Mapping[str, Length],
-    dropped: tuple[float, str],
-) -> None:
-    """Write the header of an entry whose other files are complete: tokens of each part, characters
-    and bytes of those for which they are known, and what the tokenizer left out."""
-    names = [name for name in (TOKENS, VOCABULARY, TOKENIZER) if (folder / name).is_file()]
-    header: dict[str, Any] = {
-        "version": CACHE_VERSION,
-        "tokens": dict(sizes),
-        "lengths": dict(lengths),
-        "dropped": dropped,
-        "crc32": {name: _crc32(folder / name) for name in names},
-    }
-    header["check"] = _check(header)
-    (folder / HEADER).write_text(json.dumps(header, indent=1) + "\n")
-
-
-@contextmanager
-def unfinished_folder(parent: Path) -> Iterator[Path]:
-    """A new folder in ``parent`` to write an entry into; removed at the end unless it has been
-    renamed."""
-    parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(parent)
-    folder = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def publish_entry(folder: Path, place: Path, is_sound: Callable[[Path], bool]) -> None:
-    """Rename a finished folder to ``place``. If another process has put a folder there, that one is
-    kept if it is sound, else replaced. Never fails: a folder that cannot be renamed is not
-    cached."""
-    with suppress(OSError):
-        os.chmod(folder, 0o755)
-        try:
-            os.replace(folder, place)
-        except OSError:
-            if is_sound(place):
-                return
-            damaged = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=place.parent))
-            try:
-                os.replace(place, damaged / "entry")
-                os.replace(folder, place)
-            finally:
-                shutil.rmtree(damaged, ignore_errors=True)
-
-
-def read_pointer(file: Path) -> str:
-    """The name that a pointer file holds; empty if there is none."""
-    try:
-        name = file.read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""
-    return name if len(name) == 64 and name.isalnum() else ""
-
-
-def _remove_abandoned(parent: Path) -> None:
-    for path in (*parent.glob(f"{_UNFINISHED}*"), *parent.glob(".*.part")):
-        with suppress(OSError):
-            files = list(path.iterdir()) if path.is_dir() else [path]
-            last_write = max(file.stat().st_mtime for file in [path, *files])
-            if time.time() - last_write > _ABANDONED_AFTER:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _check(header: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(header, sort_keys=True).encode())
-
-
-def _crc32(path: Path) -> int:
-    check = 0
-    with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            check = zlib.crc32(block, check)
-    return check
-
-
-# Texts to class ids in a file: tokenized once, and kept in the cache.
-
-_BATCH_CHARACTERS = 1 << 17
-_BLOCK_TOKENS = 1 << 18  # tokens
-_EXAMPLES = 3  # of characters without a token
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a text becomes a corpus.
-
-    Attributes:
-        tokenizer: splits the lines, or ``"bpe"``: :func:`hstree.lm.data.learn_bpe`.
-        min_count, max_vocabulary: as in :meth:`Vocabulary.from_counts`.
-        vocabulary: use this vocabulary; the two limits are then ignored.
-
-    Raises:
-        ValueError: ``"bpe"`` together with a vocabulary.
+    Raises ValueError if a part has no words or is too small, or if the vocabulary has fewer than
+    two words.
     """
-
-    tokenizer: Tokenizer | Literal["bpe"]
-    min_count: int = 1
-    max_vocabulary: int | None = None
-    vocabulary: Vocabulary | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.tokenizer, str) and self.vocabulary is not None:
-            raise ValueError(
-                f"tokenizer: expected the one that made the vocabulary, got {self.tokenizer!r}"
-            )
-
-    def key(self, content: str) -> str:
-        """A name for the corpus that these settings make from a text with the given fingerprint."""
-        tokenizer = self.tokenizer if isinstance(self.tokenizer, str) else self.tokenizer.identity
-        if self.vocabulary is not None:
-            return _entry_key(content, tokenizer, self.vocabulary)
-        return cache_key(content, tokenizer, self.min_count, self.max_vocabulary)
-
-    def splitter(self, entry: Entry) -> Tokenizer:
-        """The tokenizer, which may have been learned from the text of the entry."""
-        if isinstance(self.tokenizer, str):
-            return Subwords.from_bytes(entry.tokenizer or b"")
-        return self.tokenizer
-
-
-def entry_of(source: Source, settings: Settings, folder: Path | None = None) -> Entry:
-    """A tokenized text: from the cache, or tokenized and added to the cache.
-
-    Args:
-        source: the text.
-        settings: tokenizer and limits of the vocabulary.
-        folder: the cache; None: ``hstree.lm.data.user_cache``. If there is none, or it
-            cannot be written, the ids are in an unnamed temporary file.
-
-    Raises:
-        ValueError: a part has no words or is too small, or the vocabulary has fewer than two words.
-    """
-    entry = None
-    folder = folder or user_cache()
+    folder = user_cache()
     if folder is not None:
         with suppress(OSError):  # not writable, or full
-            entry = _cached(source, settings, folder / "tokens")
+            return _cached(source, recipe, folder / "tokens")
+    with tempfile.TemporaryDirectory() as temporary:
+        return _cached(source, recipe, Path(temporary))
+
+
+def _cached(source: Source, recipe: Recipe, folder: Path) -> Entry:
+    content = f"{', '.join(source.parts)}: {source.fingerprint}"
+    file = folder / f"{recipe.key(content)}.json"
+    entry = _read_entry(file)
     if entry is None:
-        with unfinished_folder(Path(tempfile.gettempdir())) as unfinished:
-            entry = _tokenize_into(source, settings, unfinished)
-    share, characters = entry.dropped
-    if share:
-        line = (
-            f"hstree: {source.name}: the tokenizer has no token for {share:.2%} of the characters, "
-            f"which are left out, most of all {', '.join(map(repr, characters))}; perplexities are "
-            f"of the rest"
-        )
-        print(fold(line, sys.stderr), file=sys.stderr)
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in folder.glob(".*.part"):  # of a process that was killed
+            with suppress(OSError):
+                if time.time() - part.stat().st_mtime > _ABANDONED_AFTER:
+                    shutil.rmtree(part)
+        _write_entry(source, recipe, content, file)
+        entry = _read_entry(file)
+    if entry is None:
+        raise OSError(f"{file}: the tokenized text cannot be read back")
     return entry
 
 
-def _cached(source: Source, settings: Settings, folder: Path) -> Entry:
-    content = f"{', '.join(source.parts)}: {source.fingerprint()}"
-    name = settings.key(content)
-    pointer = folder / f"{name}.entry"
-    if settings.vocabulary is None:
-        name = read_pointer(pointer)
-    entry = read_entry(folder / name) if name else None
-    if entry is not None:
-        return entry
-    with unfinished_folder(folder) as unfinished:
-        entry = _tokenize_into(source, settings, unfinished)
-        name = _entry_key(content, settings.splitter(entry).identity, entry.vocabulary)
-        publish_entry(unfinished, folder / name, lambda place: read_entry(place) is not None)
-    if settings.vocabulary is None:
-        with suppress(OSError):
-            write_atomic(pointer, name.encode())
-    return entry
+def _read_entry(file: Path) -> Entry | None:
+    """The entry in a file, or None if there is none or it is damaged."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        fields = json.loads(file.read_bytes())
+        ids, check = file.with_name(fields["ids"]), fields.pop("check")
+        crc = reduce(lambda crc, block: zlib.crc32(block, crc), _bytes_of(ids), 0)
+        if (check, fields["crc32"]) == (_check(fields), crc):
+            tokens = np.memmap(ids, TOKEN_TYPE, mode="r")
+            parts = np.split(tokens, np.cumsum([*fields["sizes"].values()])[:-1])
+            return Entry(
+                dict(zip(fields["sizes"], parts, strict=True)),
+                {part: Length(*length) for part, length in fields["lengths"].items()},
+                Vocabulary(fields["words"], fields["frequencies"]),
+                tokenizer_from_bytes(fields["tokenizer"].encode()),
+            )
+    return None
 
 
-def _entry_key(content: str, tokenizer: str, vocabulary: Vocabulary) -> str:
-    return cache_key(content, tokenizer, vocabulary.to_bytes())
+def _check(fields: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(fields).encode())
 
 
-def _tokenize_into(source: Source, settings: Settings, folder: Path) -> Entry:
-    """Tokenizes a text into a folder. Only its distinct words are held in memory."""
-    tokenizer = settings.tokenizer
+def _write_entry(source: Source, recipe: Recipe, content: str, file: Path) -> None:
+    """Tokenizes a text. Only its distinct words are held in memory."""
+    tokenizer, vocabulary = recipe.tokenizer, recipe.vocabulary
     if isinstance(tokenizer, str):
-        size = next(iter(source.parts.values())).size()  # train, or the whole text
-        pieces = _followed(source.training(), "learning byte-pair encoding", size)
-        tokenizer = learn_bpe(pieces, settings.max_vocabulary)
-    vocabulary = settings.vocabulary
-    with (folder / TOKENS).open("wb+") as file:
-        index, sizes, lengths, dropped = _write_ids(source, tokenizer, file)
+        first = next(iter(source.parts.values()))  # train, or the whole text
+        share = TRAIN_SHARE if WHOLE in source.parts else 1.0
+        batches = _batches(first.pieces(share), "learning byte-pair encoding", first.size)
+        tokenizer = learn_bpe(chain.from_iterable(batches), recipe.max_vocabulary)
+    index: dict[str, int] = {}  # words in order of first appearance: a text is tokenized once
+    with tempfile.TemporaryFile(dir=file.parent) as numbers:
+        sizes, lengths = {}, {}
+        for name, part in source.parts.items():
+            sizes[name], lengths[name] = _write_part(part, tokenizer, index, numbers)
+        if WHOLE in sizes:
+            sizes, lengths = _cut(source.name, sizes[WHOLE]), {}
         if vocabulary is None:
             counts = np.zeros(len(index), np.int64)
-            for block in _blocks(file, sizes["train"]):
+            for block in _blocks(numbers, sizes["train"]):
                 counts += np.bincount(block, minlength=len(index))
             found = {word: n for word, n in zip(index, counts.tolist(), strict=True) if n}
             try:
                 vocabulary = Vocabulary.from_counts(
-                    found, min_count=settings.min_count, max_size=settings.max_vocabulary
+                    found, min_count=recipe.min_count, max_size=recipe.max_vocabulary
                 )
             except ValueError as error:
                 raise ValueError(f"{source.name}: {error}") from None
-        _replace(file, np.array(vocabulary.encode(index), dtype=TOKEN_TYPE))
-    vocabulary.save(folder / VOCABULARY)
-    if isinstance(tokenizer, Subwords):
-        (folder / TOKENIZER).write_bytes(tokenizer.to_bytes())
-    seal(folder, sizes, lengths, dropped)
-    entry = read_entry(folder)
-    if entry is None:
-        raise OSError(f"{folder}: the tokenized text cannot be read back")
-    return entry
+        class_ids = np.array(vocabulary.encode(index), TOKEN_TYPE)
+        check = 0
 
+        def write(path: Path) -> None:
+            nonlocal check
+            with path.open("wb") as stream:
+                for block in _blocks(numbers, sum(sizes.values())):
+                    data = class_ids[block].tobytes()
+                    check = zlib.crc32(data, check)
+                    stream.write(data)
 
-def _write_ids(
-    source: Source, tokenizer: Tokenizer, file: BinaryIO
-) -> tuple[dict[str, int], dict[str, int], dict[str, Length], tuple[float, str]]:
-    """Numbers words in order of first appearance, so that a text is tokenized only once. Returns
-    the number of each word, the number of tokens of each part, its length, and what the tokenizer
-    left out, as :class:`Entry` has it."""
-    index: dict[str, int] = {}
-    sizes: dict[str, int] = {}
-    lengths: dict[str, Length] = {}
-    lost: Counter[str] = Counter()
-    for name, part in source.parts.items():
-        sizes[name], lengths[name], lost_here = _write_part(part, tokenizer, index, file)
-        lost += lost_here
-    total = lost.total() + sum(length.characters for length in lengths.values())
-    dropped = lost.total() / total, "".join(c for c, _ in lost.most_common(_EXAMPLES))
-    if WHOLE not in sizes:
-        return index, sizes, lengths, dropped
-    total = sizes[WHOLE]
-    first, second = int(total * TRAIN_SHARE), int(total * (TRAIN_SHARE + VALID_SHARE))
-    sizes = {"train": first, "valid": second - first, "test": total - second}
-    if min(sizes.values()) < 2:
-        label = source.parts[WHOLE].label.rpartition(":")[0]
-        raise ValueError(
-            f"{label}: {total} tokens are too few to split 90% / 5% / 5%; expected at least 40"
-        )
-    return index, sizes, {}, dropped
+        full = Recipe(tokenizer, vocabulary).key(content)
+        write_atomic(file.with_name(f"{full}.ids"), write)
+    fields = {
+        "ids": f"{full}.ids",
+        "crc32": check,
+        "sizes": sizes,
+        "lengths": lengths,
+        "words": vocabulary.words,
+        "frequencies": vocabulary.frequencies.tolist(),
+        "tokenizer": tokenizer_to_bytes(tokenizer).decode(),
+    }
+    data = json.dumps(fields | {"check": _check(fields)}).encode()
+    for path in {file, file.with_name(f"{full}.json")}:
+        write_atomic(path, data)
 
 
 def _write_part(
     part: Part, tokenizer: Tokenizer, index: dict[str, int], file: BinaryIO
-) -> tuple[int, Length, Counter[str]]:
+) -> tuple[int, Length]:
     """Appends the numbers of a part's words and line ends to a file; new words are added to
     ``index``. A line whose last word is ``<eos>`` gets no other. Returns how many tokens were
-    written, the length of the text, and the characters that the tokenizer left out."""
+    written, and the length of the text."""
     size = characters = n_bytes = 0
-    lost: Counter[str] = Counter()
-    any_text = any_words = False
+    any_words = is_open = False
     last: str | None = None  # word of the line
-    line_is_open = False
-    for pieces in _batches(_followed(part.pieces(), "tokenizing", part.size())):
-        any_text = True
+    for pieces in _batches(part.pieces(1.0), "tokenizing", part.size):
         ids = array("i")
-        lost += tokenizer.dropped(pieces) if isinstance(tokenizer, Subwords) else Counter()
         for piece, words in zip(pieces, tokenizer.split_batch(pieces), strict=True):
             ids.extend([index.setdefault(word, len(index)) for word in words])
             characters += len(piece)
-            n_bytes += len(piece) if piece.isascii() else len(piece.encode())
+            n_bytes += len(piece.encode())
             last = words[-1] if words else last
             any_words = any_words or last is not None
-            line_is_open = not piece.endswith("\n")
-            if not line_is_open:
-                if _needs_end(last, tokenizer):
+            if piece.endswith("\n") or (is_open and not piece):  # the last line may not end
+                if last != END and (last is not None or tokenizer.keeps_empty_lines):
                     ids.append(index.setdefault(END, len(index)))
                 last = None
+            is_open = not piece.endswith("\n")
         file.write(np.array(ids, dtype=TOKEN_TYPE).tobytes())
         size += len(ids)
-    if line_is_open and _needs_end(last, tokenizer):
-        end = index.setdefault(END, len(index))
-        file.write(np.array([end], dtype=TOKEN_TYPE).tobytes())
-        size += 1
     if not any_words:
-        known = " that the tokenizer knows" if lost else ""
-        raise ValueError(f"{part.label} {f'has no words{known}' if any_text else 'is empty'}")
-    characters -= lost.total()
-    n_bytes -= sum(n * len(character.encode()) for character, n in lost.items())
-    return size, Length(characters, n_bytes), lost
+        raise ValueError(f"{part.label} {'has no words' if characters else 'is empty'}")
+    return size, Length(characters, n_bytes)
 
 
-def _needs_end(last: str | None, tokenizer: Tokenizer) -> bool:
-    """Whether ``<eos>`` follows the last word of a line, or None for a line without words."""
-    return tokenizer.keeps_empty_lines if last is None else last != END
+def _cut(name: str, total: int) -> dict[str, int]:
+    """The number of tokens of each part of a single text."""
+    first, second = int(total * TRAIN_SHARE), int(total * (TRAIN_SHARE + VALID_SHARE))
+    sizes = {"train": first, "valid": second - first, "test": total - second}
+    if min(sizes.values()) < 2:
+        raise ValueError(
+            f"{name}: {total} tokens are too few to split 90% / 5% / 5%; expected at least 40"
+        )
+    return sizes
 
 
-def _batches(pieces: Iterable[str]) -> Iterator[Sequence[str]]:
-    """Pieces in batches large enough for a call of the tokenizer and small enough for memory."""
+def _batches(pieces: Iterable[str], description: str, size: int) -> Iterator[list[str]]:
+    """Pieces in batches large enough for a call of the tokenizer and small enough for memory, and
+    at last an empty piece."""
     batch: list[str] = []
     characters = 0
-    for piece in pieces:
-        batch.append(piece)
-        characters += len(piece)
-        if characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
-
-
-def _followed(pieces: Iterable[str], description: str, size: int) -> Iterator[str]:
-    task = Task(description, size)
-    with closing(task):
+    with closing(Task(description, size)) as task:
         for piece in pieces:
-            yield piece
-            task.advance(len(piece))
+            batch.append(piece)
+            characters += len(piece)
+            if characters >= _BATCH_CHARACTERS:
+                yield batch
+                task.advance(characters)
+                batch, characters = [], 0
+        yield [*batch, ""]
 
 
-def _blocks(file: BinaryIO, n_tokens: int | None = None) -> Iterator[npt.NDArray[np.int32]]:
-    width = TOKEN_TYPE.itemsize
-    left = file.seek(0, os.SEEK_END) if n_tokens is None else n_tokens * width
+def _blocks(file: BinaryIO, n_tokens: int) -> Iterator[npt.NDArray[np.int32]]:
+    """The first numbers of a file, in blocks."""
     file.seek(0)
-    while data := file.read(min(left, _BLOCK_TOKENS * width)):
-        left -= len(data)
-        yield np.frombuffer(data, TOKEN_TYPE)
+    for start in range(0, n_tokens, _BLOCK_TOKENS):
+        yield np.fromfile(file, TOKEN_TYPE, min(_BLOCK_TOKENS, n_tokens - start))
 
 
-def _replace(file: BinaryIO, class_ids: npt.NDArray[np.int32]) -> None:
-    for block in _blocks(file):
-        file.seek(-block.nbytes, os.SEEK_CUR)
-        file.write(class_ids[block].tobytes())
-
-
-# Statistics of a corpus for the construction of heads: class frequencies and word vectors.
+# Corpora as streams of class ids, and what heads are built from.
 
 
 @dataclass(frozen=True)
@@ -1230,25 +1095,19 @@ class CorpusStatistics:
         return cls(counts, np.ascontiguousarray(np.asarray(tokens).reshape(-1), dtype=np.int32))
 
     def vectors(self, **options: Any) -> npt.NDArray[np.float32]:
-        """Word vectors float32 [V, F] derived from ``tokens``: PPMI of neighbouring words and a
-        truncated SVD. Options are those of :func:`hstree.trees.word_vectors`."""
+        """Word vectors float32 [V, F] of ``tokens``; options are those of
+        :func:`hstree.trees.word_vectors`."""
         return word_vectors(self.tokens, len(self.frequencies), **options)
 
     def unigram_loss(self, tokens: npt.NDArray[np.integer[Any]]) -> float:
         """Mean negative log-probability (nats per token) of ``tokens`` under the unigram
-        distribution of this corpus.
-
-        A class that does not occur in the training text is given half the count of the rarest class
-        that does.
-        """
+        distribution of this corpus. A class that does not occur in the training text is given half
+        the count of the rarest class that does."""
         mass = self.frequencies.astype(np.float64)
         mass[mass == 0] = mass[mass > 0].min() / 2
         log_prob = np.log(mass / mass.sum())
         counts = count_classes(tokens, len(mass))
         return float(-(counts @ log_prob) / counts.sum())
-
-
-# Corpora as streams of class ids.
 
 
 @dataclass(frozen=True)
@@ -1285,15 +1144,10 @@ class Corpus:
     def fingerprint(self) -> str:
         """SHA-256 of the class ids of the three parts."""
         digest = hashlib.sha256()
-        for split in SPLITS:
-            part = getattr(self, split)
+        for part in (self.train, self.valid, self.test):
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part.data)
         return digest.hexdigest()
-
-    def __repr__(self) -> str:
-        sizes = ", ".join(f"{split} {len(getattr(self, split)):,}" for split in SPLITS)
-        return f"Corpus({self.name}: {sizes} tokens, {len(self.vocabulary):,} types)"
 
 
 @dataclass(frozen=True)
@@ -1312,415 +1166,6 @@ class HeldOut:
     lengths: Mapping[str, Length]
 
 
-def corpus_of(source: Source, settings: Settings, folder: Path | None = None) -> Corpus:
-    entry = entry_of(source, settings, folder)
-    return Corpus(
-        source.name,
-        settings.vocabulary or entry.vocabulary,
-        **entry.parts,
-        tokenizer=settings.splitter(entry),
-        lengths=entry.lengths,
-    )
-
-
-# The docstrings of the standard library and the help topics of :mod:`pydoc` are about 400,000
-# tokens of technical English that need no download. Modules are parsed, never imported, so none
-# of their code runs.
-
-_EMBEDDED_VERSION = 1
-VOCABULARY_SIZE = 10_000
-_HELD_OUT_PERCENT = 5
-_SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
-_EXAMPLE = (">>>", "...", "$ ")
-_CODE_MARKS = re.compile(r"[^\w\s.,;:!?'\"()-]")
-_ROLE = re.compile(
-    r":[a-z]+(?::[a-z]+)?:(?=`)|:(?=(?:param|type|return|returns|rtype|raise|raises)\b[^:]*:)"
-)
-_QUOTE = re.compile(r"(?<!\w)['\u2018\u2019]+|['\u2019]+(?!\w)|[\"\u201c\u201d`*|]")
-
-
-def embedded_corpus(
-    *,
-    min_count: int = 1,
-    max_vocabulary: int | None = None,
-    vocabulary: Vocabulary | None = None,
-    library: str | os.PathLike[str] | None = None,
-    cache: str | os.PathLike[str] | None = None,
-) -> Corpus:
-    """The docstrings and help topics of this Python installation as a corpus of 8,000 to 10,000
-    types.
-
-    Paragraphs of prose are kept, code and tables are dropped. The rest is tokenized by
-    :func:`hstree.lm.data.tokenize`, one sentence a line. Whole modules and topics are assigned to
-    the training (90%), validation and test part (5% each) by a hash of their names, so no module
-    is in two parts; repeated paragraphs are dropped. Words outside the 10,000 most
-    frequent of the training part, and words that occur only once in it, become ``<unk>``. The
-    result is the same for the same installation.
-
-    The ids are kept in the cache of the user, so that only the first call takes
-    seconds. A cache that cannot be written is ignored.
-
-    Args:
-        min_count, max_vocabulary, vocabulary: as in :func:`hstree.lm.data.load_corpus`.
-        library: folder of the modules; None: the standard library of the running Python.
-        cache: folder of the cache; None: that of the user.
-
-    Raises:
-        ValueError: ``library`` holds too little text, as in installations without source files.
-    """
-    folder = None if cache is None else Path(cache)
-    settings = Settings(Words(), min_count, max_vocabulary, vocabulary)
-    return corpus_of(embedded_source(library), settings, folder)
-
-
-def embedded_source(library: str | os.PathLike[str] | None = None) -> Source:
-    root = Path(library) if library is not None else Path(sysconfig.get_path("stdlib"))
-    files = _source_files(root)
-    text = functools.cache(partial(_embedded_text, root, files))  # read when a part is
-    name = "docstrings and help topics of Python " + ".".join(map(str, sys.version_info[:3]))
-    parts = {
-        split: Part(
-            f"{name}: the part {split}",
-            partial(_embedded_lines, text, split),
-            partial(lambda of: len(text()[of]), split),
-        )
-        for split in SPLITS
-    }
-    return Source(name, parts, parts["train"].pieces, partial(_installation, root, files))
-
-
-def prose(text: str) -> Iterator[str]:
-    """Paragraphs of English in a docstring or help topic, without interactive examples, literal
-    blocks after ``::``, grammar, tables, underlines of headings, and much code."""
-    literal_indent: int | None = None
-    for block in re.split(r"\n[ \t]*\n", text.expandtabs()):
-        if not block.strip():
-            continue
-        lines = [line for line in block.split("\n") if line.strip()]
-        indent = min(len(line) - len(line.lstrip()) for line in lines)
-        if literal_indent is not None and indent > literal_indent:
-            continue
-        literal_indent = indent if block.rstrip().endswith("::") else None
-        lines = [line for line in lines if any(character.isalnum() for character in line)]
-        before = takewhile(lambda line: not line.lstrip().startswith(_EXAMPLE), lines)
-        plain = " ".join(line for line in before if "::=" not in line)
-        paragraph = " ".join(_QUOTE.sub("", _ROLE.sub("", plain)).split())
-        words = re.findall(r"[A-Za-z]{2,}", paragraph)
-        if len(words) >= 3 and 10 * len(_CODE_MARKS.findall(paragraph)) < sum(map(len, words)):
-            yield paragraph
-
-
-def docstrings(source: bytes) -> Iterator[str]:
-    """Docstrings of a module, its classes and functions, in order of the source; nothing where it
-    does not parse."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    pending: list[ast.AST] = [tree]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            docstring = ast.get_docstring(node)
-            if docstring:
-                yield docstring
-        children: list[ast.AST] = []
-        for block in ("body", "handlers", "orelse", "finalbody", "cases"):
-            nested = getattr(node, block, None)
-            if isinstance(nested, list):  # expressions hold no docstrings
-                children.extend(nested)
-        pending.extend(reversed(children))
-
-
-def help_topics(source: bytes) -> dict[str, str]:
-    """The dictionary of help topics in the source of ``pydoc_data.topics``; empty if it is not
-    there."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return {}
-    topics: dict[str, str] = {}
-    for statement in tree.body:
-        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and isinstance(
-            statement.value, ast.Dict
-        ):
-            for nodes in zip(statement.value.keys, statement.value.values, strict=True):
-                name, text = (getattr(node, "value", None) for node in nodes)
-                if isinstance(name, str) and isinstance(text, str):
-                    topics[name] = textwrap.dedent(text)
-    return topics
-
-
-def _source_files(root: Path) -> list[Path]:
-    """Python files below ``root`` in order of their names, those of installed packages left out."""
-    found: list[Path] = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in _SKIPPED_FOLDERS)
-        found.extend(Path(folder, name) for name in names if name.endswith(".py"))
-    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
-
-
-def _installation(root: Path, files: list[Path]) -> str:
-    """By names and sizes: reading all files would take seconds."""
-    digest = hashlib.sha256()
-    for file in files:
-        with suppress(OSError):
-            digest.update(f"{file.relative_to(root).as_posix()}\0{file.stat().st_size}\n".encode())
-    version = ".".join(map(str, sys.version_info[:3]))
-    return f"embedded: Python {version}, {_EMBEDDED_VERSION}, {digest.hexdigest()}"
-
-
-def _documents(root: Path, files: Iterable[Path]) -> Iterator[tuple[str, list[str]]]:
-    for file in files:
-        name = file.relative_to(root).as_posix()
-        try:
-            source = file.read_bytes()
-        except OSError:
-            continue
-        if name == "pydoc_data/topics.py":
-            for topic, text in sorted(help_topics(source).items()):
-                yield f"topic {topic}", [text]
-        else:
-            yield name, list(docstrings(source))
-
-
-def _part_of(name: str) -> str:
-    bucket = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % 100
-    if bucket < _HELD_OUT_PERCENT:
-        return "test"
-    return "valid" if bucket < 2 * _HELD_OUT_PERCENT else "train"
-
-
-def _embedded_text(root: Path, files: list[Path]) -> dict[str, bytes]:
-    lines: dict[str, list[list[str]]] = {split: [] for split in SPLITS}
-    seen: set[str] = set()
-    documents = track(_documents(root, files), "reading the docstrings of Python", len(files))
-    collecting = gc.isenabled()
-    gc.disable()  # syntax trees have no cycles, and traversing them repeatedly doubles the time
-    try:
-        for name, texts in documents:
-            part = lines[_part_of(name)]
-            for paragraph in chain.from_iterable(map(prose, texts)):
-                if paragraph not in seen:
-                    seen.add(paragraph)
-                    part.extend(sentences(tokenize(paragraph)))
-    finally:
-        if collecting:
-            gc.enable()
-    if min(sum(map(len, part)) for part in lines.values()) < 100:
-        raise ValueError(
-            f"{root}: this Python installation has too few docstrings for a corpus; "
-            f"give a text of your own"
-        )
-    counts = Counter(word for line in lines["train"] for word in line)
-    vocabulary = Vocabulary.from_counts(counts, min_count=2, max_size=VOCABULARY_SIZE)
-
-    def joined(line: list[str]) -> str:
-        known = (word if word in vocabulary else UNKNOWN for word in line if word != END)
-        return " ".join(known) + "\n"
-
-    return {split: "".join(map(joined, part)).encode() for split, part in lines.items()}
-
-
-def _embedded_lines(text: Callable[[], Mapping[str, bytes]], split: str) -> Iterator[str]:
-    for line in text()[split].splitlines(keepends=True):
-        yield line.decode()
-
-
-# Texts that the package ``datasets`` reads: from the hub, from compressed files and tables, from
-# folders of such files, and from folders that its ``save_to_disk`` wrote.
-
-PREFIX = "hf:"
-_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
-_FILE_NAMES = {  # of a split in the path of a file
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("valid", "val", "validation", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
-_FORMATS = {
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "json"),
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-}
-_COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
-_ROWS = 1000
-
-
-def is_dataset(place: Path) -> bool:
-    """Whether the package reads this file or folder: a table or compressed text by its name, a
-    folder with such files or one that ``save_to_disk`` wrote."""
-    return _is_saved(place) or bool(_table_files(place))
-
-
-def _is_saved(folder: Path) -> bool:
-    one = all((folder / name).is_file() for name in ("state.json", "dataset_info.json"))
-    return one or (folder / "dataset_dict.json").is_file()
-
-
-def _table_files(place: Path) -> dict[str, list[Path]]:
-    """The files that the package reads in a folder, or the one file, by the splits that their paths
-    name; all as train where none does."""
-    inside = sorted(place.rglob("*")) if place.is_dir() else [place]
-    files: dict[str, list[Path]] = {}
-    unnamed: list[Path] = []
-    for file in inside:
-        name = file.relative_to(place).as_posix()
-        if file.is_file() and _table_format(file) and not re.search(r"(^|/)\.\w", name):
-            words = re.findall("[a-z]+", name.lower())
-            named = [_FILE_NAMES[word] for word in words if word in _FILE_NAMES]
-            (files.setdefault(named[-1], []) if named else unnamed).append(file)
-    return files or ({"train": unnamed} if unnamed else {})
-
-
-def _table_format(file: Path) -> str | None:
-    """The format of a file by its name; None: text that is not compressed."""
-    *others, last = ["", *(suffix.lower() for suffix in file.suffixes)]
-    if last in _COMPRESSED:
-        return _FORMATS.get(others[-1], "text")
-    return _FORMATS.get(last)
-
-
-def dataset_source(data: str, column: str | None = None, *, held_out: bool = False) -> Source:
-    """The splits train, validation and test (``held_out``: the last two, of which one suffices) of
-    a dataset, with one line per row. A row with line breaks is several lines; a row without a value
-    is skipped. The split train alone is one text, as a file is.
-
-    Args:
-        data: ``hf:NAME`` or ``hf:NAME:CONFIG``, a dataset of the hub; or a path, of which
-            :func:`is_dataset`.
-        column: the column of text; None: ``text``, or the only one.
-        held_out: whether the text is only to be scored.
-
-    Raises:
-        ValueError: the package is missing, the dataset cannot be loaded, or a split or the column
-            is missing.
-    """
-    package = optional_package("datasets", f"--data {data}", "data")
-    place, files = Path(data), {}
-    if data.startswith(PREFIX):
-        name, config = _hub_name(data)
-        title = name if config is None else f"{name} {config}"
-        load = partial(package.load_dataset, name, config)
-    else:
-        title = place.resolve().name
-        if _is_saved(place):
-            files = {"": sorted(place.rglob("*.arrow"))}
-            load = partial(package.load_from_disk, data)
-        else:
-            files = _table_files(place)
-            load = _loader(package, title, files)
-    try:
-        found = load()
-    except Exception as error:  # of the package, the hub, the network or the disk
-        causes = (str(part) for part in (error, error.__cause__) if part is not None)
-        reason = ": ".join(filter(None, causes))
-        raise ValueError(f"{title}: the dataset cannot be loaded: {reason}") from error
-    splits = _chosen(found if isinstance(found, dict) else {"train": found}, title, held_out)
-    first, *others = splits.values()
-    column = _column(first.features, title, column)
-    for rows in others:
-        _column(rows.features, title, column)
-    splits = {split: rows.select_columns([column]) for split, rows in splits.items()}
-    parts = {
-        split: Part(
-            f"{title}: the {f'split {_SPLITS[split]}' if split in SPLITS else 'text'}",
-            partial(_rows, rows, column),
-            partial(getattr, rows.data, "nbytes"),
-        )
-        for split, rows in splits.items()
-    }
-    first = next(iter(splits.values()))
-    if WHOLE in splits:
-        first = first.select(range(int(len(first) * TRAIN_SHARE)))
-    content = partial(_dataset_fingerprint, splits, place, files, column)
-    return Source(title, parts, partial(_rows, first, column), content)
-
-
-def _hub_name(data: str) -> tuple[str, str | None]:
-    name, _, config = data.removeprefix(PREFIX).partition(":")
-    if not name or ":" in config or os.path.isdir(name):
-        got = f"a folder; give --data {name}" if os.path.isdir(name) else quoted(data)
-        raise ValueError(f"--data: expected {PREFIX}NAME[:CONFIG], a dataset of the hub, got {got}")
-    return name, config or None
-
-
-def _loader(package: Any, title: str, files: Mapping[str, Sequence[Path]]) -> partial[Any]:
-    """A function that loads files. Raises ValueError if they have several formats or need another
-    package."""
-    every = [*chain.from_iterable(files.values())]
-    formats = sorted({str(_table_format(file)) for file in every})
-    if len(formats) > 1:
-        raise ValueError(f"{title}: expected files of one format, got {' and '.join(formats)}")
-    if any(file.suffix.lower() == ".zst" for file in every):
-        optional_package("zstandard", f"--data {title}", "data")
-    options = {"sep": "\t"} if formats == ["tsv"] else {}
-    paths = {
-        split: [glob.escape(str(file.resolve())) for file in some] for split, some in files.items()
-    }
-    builder = "csv" if options else formats[0]
-    return partial(package.load_dataset, builder, data_files=paths, **options)
-
-
-def _chosen(found: Mapping[str, Any], title: str, held_out: bool) -> dict[str, Any]:
-    """The parts to read. Raises ValueError for a missing one."""
-    if [*found] == ["train"]:
-        return {TEXT if held_out else WHOLE: found["train"]}
-    needed = HELD_OUT if held_out else SPLITS
-    *others, last = (_SPLITS[split] for split in needed)
-    missing = [_SPLITS[split] for split in needed if _SPLITS[split] not in found]
-    if missing and (not held_out or len(missing) == len(needed)):
-        expected = f"the splits {', '.join(others)} {'or' if held_out else 'and'} {last}"
-        raise ValueError(
-            f"{title}: expected {expected}, missing {', '.join(missing)}; "
-            f"there are {', '.join(map(str, found)) or 'none'}"
-        )
-    return {split: found[_SPLITS[split]] for split in needed if _SPLITS[split] in found}
-
-
-def _column(features: Mapping[str, Any], title: str, column: str | None) -> str:
-    kinds = {name: getattr(feature, "dtype", None) for name, feature in features.items()}
-    texts = [name for name, kind in kinds.items() if kind in ("string", "large_string")]
-    if column is None and "text" in texts:
-        return "text"
-    if column is None and len(texts) == 1:
-        return texts[0]
-    if column is None or column not in texts:
-        got = "none" if column is None else quoted(column)
-        known = f"one of {', '.join(texts)}, got {got}"
-        if not texts:
-            known = f"whose columns are {', '.join(kinds) or 'none'}"
-        raise ValueError(f"--column: expected a column of text of {title}, {known}")
-    return column
-
-
-def _rows(rows: Any, column: str) -> Iterator[str]:
-    for batch in rows.iter(batch_size=_ROWS):
-        for text in batch[column]:
-            if text is not None:
-                for line in text.removesuffix("\n").split("\n"):
-                    yield f"{line}\n"
-
-
-def _dataset_fingerprint(
-    splits: Mapping[str, Any], place: Path, files: Mapping[str, Iterable[Path]], column: str
-) -> str:
-    if not files:
-        found = {split: rows._fingerprint for split, rows in splits.items()}
-        return f"datasets: {found} {column}"
-    names = {
-        split: [file.relative_to(place).as_posix() for file in some]
-        for split, some in files.items()
-    }
-    content = hash_files(chain.from_iterable(files.values()))
-    return f"datasets, files: {names} {content} {column}"
-
-
-# A corpus by its path, for every kind of text.
-
-
 def load_corpus(
     path: str | os.PathLike[str] | None = None,
     *,
@@ -1736,20 +1181,20 @@ def load_corpus(
       ``ptb.train.txt``, ``wiki.valid.tokens`` and ``val.txt``: the layout of the Penn Treebank and
       WikiText. Words are separated by white space, and every line, even an empty one, ends with
       ``<eos>``, which is added unless it is there.
-    - A text file, or a pipe: lower-cased words and punctuation marks
-      (:func:`hstree.lm.data.tokenize`), empty lines skipped. The first 90% of the tokens are the
-      training part, the next 5% the validation part and the last 5% the test part.
+    - A text file: lower-cased words and punctuation marks (:func:`hstree.lm.data.tokenize`), empty
+      lines skipped. The first 90% of the tokens are the training part, the next 5% the validation
+      part and the last 5% the test part.
     - What the package ``datasets`` reads: a JSON Lines, JSON, CSV, TSV or Parquet file or a
       compressed text (gz, zst, bz2, xz); a folder of such files, of which the paths may name the
       parts (``train-0001.jsonl``, ``dev.jsonl``, ``test/0001.jsonl``); a folder that its
       ``save_to_disk`` wrote; ``hf:NAME[:CONFIG]``, a dataset of the hub. Three parts are read as a
       folder of texts is, and one as a text file, with one line per row.
-    - None: the embedded corpus (:func:`hstree.lm.data.embedded_corpus`).
+    - None: the docstrings and help topics of this Python installation, about 10,000 types.
+      Paragraphs of prose are kept, code and tables are dropped, and each sentence is a line.
 
-    Words of the validation and test part that are not in the vocabulary become ``<unk>``.
-
-    The ids are in a memory-mapped file: in the cache of the user, which is used
-    again for the same text, tokenizer and settings, or in a temporary file.
+    Words of the validation and test part that are not in the vocabulary become ``<unk>``. The ids
+    are in a memory-mapped file: in the cache of the user, which is used again for the same text,
+    tokenizer and settings, or in a temporary file.
 
     Args:
         path: path or name of the text.
@@ -1760,20 +1205,27 @@ def load_corpus(
         vocabulary: use this vocabulary; ``min_count`` and ``max_vocabulary`` are then ignored.
         tokenizer: path of a ``tokenizer.json`` of the package ``tokenizers``; or ``"bpe"``,
             byte-pair encoding learned from the training part (of a single text: its first 90%)
-            with ``max_vocabulary`` classes; or any tokenizer. None: split at white space, or into
+            with ``max_vocabulary`` classes; or a tokenizer. None: split at white space, or into
             lower-cased words for a single text and the embedded corpus.
 
     Raises:
         ValueError: ``path`` does not exist, a part is missing, empty, too short or not UTF-8, the
             column is missing, the vocabulary has fewer than two words, or a package is missing.
     """
-    splitter = None if tokenizer is None else _named_tokenizer(tokenizer, max_vocabulary)
+    if isinstance(tokenizer, str) and tokenizer != BPE:
+        tokenizer = Subwords.load(tokenizer)
+    if tokenizer == BPE and vocabulary is not None:
+        raise ValueError(f"tokenizer: expected the one that made the vocabulary, got {BPE!r}")
     source = _source(path, column)
-    if splitter is None:
-        splitter = Words() if path is None or WHOLE in source.parts else WhiteSpace()
+    if tokenizer is None:
+        tokenizer = Words() if path is None or WHOLE in source.parts else WhiteSpace()
     if min_count is None:
-        min_count = 2 if path is not None and isinstance(splitter, Words) else 1
-    return corpus_of(source, Settings(splitter, min_count, max_vocabulary, vocabulary))
+        min_count = 2 if path is not None and isinstance(tokenizer, Words) else 1
+    entry = _entry(source, Recipe(tokenizer, vocabulary, min_count, max_vocabulary))
+    return Corpus(
+        source.name, entry.vocabulary, **entry.parts,
+        tokenizer=entry.tokenizer, lengths=entry.lengths,
+    )  # fmt: skip
 
 
 def load_held_out(
@@ -1796,7 +1248,7 @@ def load_held_out(
         ValueError: ``path`` does not exist or has no such part, or a package is missing.
     """
     source = _source(path, column, held_out=True)
-    entry = entry_of(source, Settings(tokenizer, vocabulary=vocabulary))
+    entry = _entry(source, Recipe(tokenizer, vocabulary))
     return HeldOut(source.name, entry.parts, entry.lengths)
 
 
@@ -1804,30 +1256,21 @@ def _source(
     path: str | os.PathLike[str] | None, column: str | None, *, held_out: bool = False
 ) -> Source:
     place = Path(path or "")
-    if path is not None and os.fspath(path).startswith(PREFIX):
-        return dataset_source(os.fspath(path), column, held_out=held_out)
-    if path is not None and not os.path.exists(place):  # whatever the name
+    is_of_hub = str(path).startswith(PREFIX)
+    if path is not None and not is_of_hub and not os.path.exists(place):  # whatever the name
         raise ValueError(f"{place}: no such file or folder")
-    texts = path is not None and place.is_dir() and has_texts(place)
-    if path is not None and not texts and is_dataset(place):
-        return dataset_source(str(place), column, held_out=held_out)
+    files = _text_files(place) if path is not None and place.is_dir() else {}
+    if path is not None and (is_of_hub or (not files and _is_dataset(place))):
+        return _dataset_source(str(path), column, held_out)
     if column is not None:
         raise ValueError(f"--column: expected a text with columns, got {path or 'no --data'}")
     if path is None:
-        return embedded_source()
-    read = folder_source if place.is_dir() else file_source
-    return read(place, held_out=held_out)
-
-
-def _named_tokenizer(
-    tokenizer: str | Tokenizer, max_vocabulary: int | None
-) -> Tokenizer | Literal["bpe"]:
-    if not isinstance(tokenizer, str):
-        return tokenizer
-    if tokenizer == BPE:
-        check_bpe_size(max_vocabulary)
-        return "bpe"
-    return Subwords.load(tokenizer)
+        return _embedded_source()
+    if place.is_file():
+        return _file_source(place.name, {TEXT if held_out else WHOLE: place})
+    if not place.is_dir():
+        raise ValueError(f"{place}: expected a file or a folder")
+    return _file_source(place.resolve().name, _needed(files, str(place), held_out, ".txt"))
 
 
 # Token streams as batches for truncated backpropagation through time.
@@ -1862,21 +1305,15 @@ class Streams:
                 f"tokens: expected integers in one dimension, got {array.dtype} "
                 f"of shape {array.shape}"
             )
-        if batch_size < 1:
-            raise ValueError(f"batch_size: expected at least 1, got {batch_size}")
-        n_targets = len(array) - 1
-        if n_targets < batch_size:
+        if len(array) <= check_int("batch_size", batch_size):
             raise ValueError(
                 f"batch_size: expected at least {batch_size + 1} tokens for a batch size of "
                 f"{batch_size}, got {len(array)}"
             )
         self.batch_size = batch_size
         self.ignore_index = ignore_index
-        self._length = length = -(-n_targets // batch_size)
-        full = n_targets // length  # streams without a gap
-        self._tokens = array[: full * length].reshape(full, length)
-        self._target = array[1 : full * length + 1].reshape(full, length)
-        self._rest = array[full * length :]  # of the stream that may end early
+        self._tokens = array
+        self._length = -(-(len(array) - 1) // batch_size)
 
     def __len__(self) -> int:
         """Number of time steps, L."""
@@ -1889,29 +1326,18 @@ class Streams:
         Raises:
             ValueError: ``start`` is outside [0, L) or ``length`` < 1.
         """
-        if not 0 <= start < self._length:
-            raise ValueError(f"start: expected 0 to {self._length - 1}, got {start}")
-        if length < 1:
-            raise ValueError(f"length: expected at least 1, got {length}")
-        stop = min(start + length, self._length)
-        shape = (stop - start, self.batch_size)
-        full = len(self._tokens)
-        tokens, target = np.empty(shape, np.int64), np.empty(shape, np.int64)
-        tokens[:, :full] = self._tokens[:, start:stop].T
-        target[:, :full] = self._target[:, start:stop].T
-        if full < self.batch_size:
-            tokens[:, full:] = 0
-            target[:, full:] = self.ignore_index
-            rest = self._rest[start : stop + 1]
-            if len(rest) > 1:
-                tokens[: len(rest) - 1, full] = rest[:-1]
-                target[: len(rest) - 1, full] = rest[1:]
+        check_int("start", start, 0, self._length - 1)
+        steps = np.arange(start, min(start + check_int("length", length), self._length))
+        place = steps[:, None] + self._length * np.arange(self.batch_size)
+        beyond = place >= len(self._tokens) - 1
+        place[beyond] = 0
+        tokens, target = (self._tokens[at].astype(np.int64) for at in (place, place + 1))
+        tokens[beyond], target[beyond] = 0, self.ignore_index
         return torch.from_numpy(tokens), torch.from_numpy(target)
 
     def windows(self, length: int, stop: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Consecutive windows of ``length`` time steps, of the first ``stop`` or all; the last may
         be shorter. Raises ValueError if ``length`` < 1."""
-        if length < 1:
-            raise ValueError(f"length: expected at least 1, got {length}")
+        check_int("length", length)
         end = self._length if stop is None else min(stop, self._length)
         return (self.window(start, min(length, end - start)) for start in range(0, end, length))

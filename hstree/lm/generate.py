@@ -18,10 +18,6 @@ __all__ = [
     "sample_log_prob",
 ]
 
-# x
-#
-# Text generation, word by word.
-
 
 @torch.no_grad()
 def generate(
@@ -72,46 +68,40 @@ def generate(
         >>> [len(sample) for sample in samples]
         [5, 5]
     """
-    n_classes = model.head.n_classes
-    _check_prompt(prompt, n_classes)
+    head = model.head
+    if not prompt or min(prompt) < 0 or max(prompt) >= head.n_classes:
+        raise ValueError(
+            f"prompt: expected class ids in [0, {head.n_classes}), got {list(prompt)[:10]}"
+        )
     check_int("seed", seed, -(2**63), 2**64 - 1)
     device = model.backbone.embedding.weight.device
     generator = torch.Generator(device).manual_seed(seed)
     exclude = None if avoid is None else torch.tensor([avoid], device=device)
+    plain = temperature is None and top_k is None and top_p is None
+    temperature = 1.0 if temperature is None else temperature
+    _check_options(temperature, top_k, top_p, head.n_classes)
+    _check_memory(model, len(prompt), n_words, n_samples, 0 if plain or top_k else head.n_classes)
 
-    def from_log_prob(hidden: Tensor) -> Tensor:
+    def draw(hidden: Tensor) -> Tensor:
+        if plain:
+            return head.sample(hidden, generator=generator, exclude=exclude)
         if top_k is None:
-            log_prob = model.head.log_prob(hidden, exclude=exclude)
-            classes = torch.arange(n_classes, device=device).expand_as(log_prob)
-        else:
-            most = min(n_classes - (avoid is not None), top_k)
-            log_prob, classes = model.head.topk(hidden, most, exclude=exclude)
-        place = sample_log_prob(
-            log_prob,
-            generator,
-            temperature=1.0 if temperature is None else temperature,
-            top_p=top_p,
-        )
+            log_prob = head.log_prob(hidden, exclude=exclude)
+            return sample_log_prob(log_prob, generator, temperature=temperature, top_p=top_p)
+        most = min(head.n_classes - (avoid is not None), top_k)
+        log_prob, classes = head.topk(hidden, most, exclude=exclude)
+        place = sample_log_prob(log_prob, generator, temperature=temperature, top_p=top_p)
         return classes.gather(1, place[:, None]).squeeze(1)
 
-    def from_sampler(hidden: Tensor) -> Tensor:
-        return model.head.sample(hidden, generator=generator, exclude=exclude)
-
-    plain = temperature is None and top_k is None and top_p is None
-    draw = from_sampler if plain else from_log_prob
-    _check_options(1.0 if temperature is None else temperature, top_k, top_p, n_classes)
-    _check_samples(model, len(prompt), n_words, n_samples, 0 if plain or top_k else n_classes)
     tokens = torch.tensor(prompt, device=device)[:, None].repeat(1, n_samples)
-    drawn: list[Tensor] = []
+    drawn = torch.empty(n_samples, n_words, dtype=torch.int64, device=device)
     state: State | None = None
     model.eval()
-    for _ in track(range(n_words), "drawing words", n_words):
+    for position in track(range(n_words), "drawing words", n_words):
         hidden, state = model.hidden(tokens, state)
-        drawn.append(draw(hidden[-1]))
-        tokens = drawn[-1][None]
-    samples: list[list[int]] = (
-        torch.stack(drawn, dim=1).tolist() if drawn else [[] for _ in range(n_samples)]
-    )
+        tokens = draw(hidden[-1])[None]
+        drawn[:, position] = tokens[0]
+    samples: list[list[int]] = drawn.tolist()
     return samples
 
 
@@ -165,12 +155,7 @@ def sample_log_prob(
     return classes.gather(1, draw_columns(prob, 1, generator)).squeeze(1)
 
 
-def _check_prompt(prompt: Sequence[int], n_classes: int) -> None:
-    if not prompt or min(prompt) < 0 or max(prompt) >= n_classes:
-        raise ValueError(f"prompt: expected class ids in [0, {n_classes}), got {list(prompt)[:10]}")
-
-
-def _check_samples(
+def _check_memory(
     model: LanguageModel, n_read: int, n_words: int, n_samples: int, more: int
 ) -> None:
     """Raises ValueError if samples do not fit into memory. Each has words of 8 bytes, of which

@@ -24,7 +24,6 @@ __all__ = [
     "LanguageModelOutput",
     "State",
     "activation_penalty",
-    "cpu_has_lstm",
     "detach",
     "read_contexts",
     "read_stream",
@@ -48,9 +47,8 @@ class BackboneOutput(NamedTuple):
     Example:
         >>> import torch
         >>> from hstree.lm.model import AWDLSTM
-        >>> output = AWDLSTM(100, 8, 16)(torch.randint(100, (5, 2)))
-        >>> output.hidden.shape, output.state[0][0].shape
-        (torch.Size([5, 2, 16]), torch.Size([1, 2, 16]))
+        >>> AWDLSTM(100, 8, 16)(torch.randint(100, (5, 2))).hidden.shape
+        torch.Size([5, 2, 16])
     """
 
     hidden: Tensor
@@ -73,7 +71,7 @@ class AWDLSTM(nn.Module):
     probability 1 - p, else 0. The noise :math:`\varepsilon` is normal and independent for every
     element of [time, B, size]. In evaluation mode there are no masks, no scaling and no noise.
 
-    Under autocast on a CPU without LSTM layers of that precision (:func:`cpu_has_lstm`) the LSTM
+    Under autocast on a CPU without LSTM layers of that precision (``cpu_has_lstm``) the LSTM
     layers compute in the dtype of their weights.
 
     Args:
@@ -82,16 +80,12 @@ class AWDLSTM(nn.Module):
         hidden_size: size of every layer except the last.
         layers: number of LSTM layers.
         context_size: size of the last layer; None: ``hidden_size``.
-        dropout: probability of dropping an element of the last layer's output, locked.
-        dropout_input: probability of dropping an element of the embedded words, locked.
-        dropout_hidden: probability of dropping an element of the output of the other layers,
-            locked.
+        dropout, dropout_input, dropout_hidden: probability of dropping an element of the last
+            layer's output, of the embedded words, and of the output of the other layers; locked.
         dropout_embedding: probability of dropping a word, in the whole window.
         weight_dropout: probability of dropping a hidden-to-hidden weight, for the whole window. The
             parameters are those of :class:`torch.nn.LSTM`; a dropped weight gets no gradient.
-        embedding_noise: standard deviation of the noise on the embedded words, sigma; after
-            ``dropout_embedding`` and before ``dropout_input``, so that words that were dropped
-            have noise too.
+        embedding_noise: standard deviation of the noise on the embedded words, sigma.
         sparse_embedding: whether the gradient of E is row-sparse, with the rows of the window's
             words: for :class:`hstree.optim.AdamW`, whose step then does not grow with V.
 
@@ -135,8 +129,7 @@ class AWDLSTM(nn.Module):
         self.embedding_size = check_int("embedding_size", embedding_size)
         self.hidden_size = check_int("hidden_size", hidden_size)
         self.layers = check_int("layers", layers)
-        if context_size is None:
-            context_size = hidden_size
+        context_size = hidden_size if context_size is None else context_size
         self.context_size = check_int("context_size", context_size)
         self.dropout = check_probability("dropout", dropout)
         self.dropout_input = check_probability("dropout_input", dropout_input)
@@ -165,10 +158,8 @@ class AWDLSTM(nn.Module):
     def initial_state(self, batch_size: int) -> State:
         """Zero state of ``batch_size`` streams: for each layer two tensors [1, B, size]."""
         zeros = self.embedding.weight.new_zeros
-        return tuple(
-            (zeros(1, batch_size, size), zeros(1, batch_size, size))
-            for size in self.layer_sizes[1:]
-        )
+        shapes = [(1, batch_size, size) for size in self.layer_sizes[1:]]
+        return tuple((zeros(shape), zeros(shape)) for shape in shapes)
 
     def forward(self, tokens: Tensor, state: State | None = None) -> BackboneOutput:
         """Read a window of words.
@@ -182,7 +173,10 @@ class AWDLSTM(nn.Module):
         """
         if state is None:
             state = self.initial_state(tokens.shape[1])
-        self._check_state(state, tokens.shape[1])
+        expected = [((1, tokens.shape[1], size),) * 2 for size in self.layer_sizes[1:]]
+        shapes = [tuple(tuple(part.shape) for part in pair) for pair in state]
+        if shapes != expected:
+            raise ValueError(f"state: expected (h, c) of each layer of {expected}, got {shapes}")
         output = _locked_dropout(self._embed(tokens), self.dropout_input, self.training)
         after: list[tuple[Tensor, Tensor]] = []
         dropouts = [self.dropout_hidden] * (self.layers - 1) + [self.dropout]
@@ -201,19 +195,6 @@ class AWDLSTM(nn.Module):
             embedded = embedded + self.embedding_noise * torch.randn_like(embedded)
         return embedded
 
-    def _check_state(self, state: State, batch_size: int) -> None:
-        if len(state) != self.layers:
-            raise ValueError(
-                f"state: expected a pair (h, c) for each of {self.layers} layers, got {len(state)}"
-            )
-        for layer, (pair, size) in enumerate(zip(state, self.layer_sizes[1:], strict=True)):
-            expected = (1, batch_size, size)
-            shapes = [tuple(part.shape) for part in pair]
-            if shapes != [expected] * 2:
-                raise ValueError(
-                    f"state: expected (h, c) of shape {expected} for layer {layer}, got {shapes}"
-                )
-
     def config(self) -> dict[str, Any]:
         """Arguments that build this backbone again, serializable as JSON."""
         arguments = [name for name in signature(type(self)).parameters if name in vars(self)]
@@ -222,11 +203,8 @@ class AWDLSTM(nn.Module):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> AWDLSTM:
-        """Build the backbone of a :meth:`config`, with new weights.
-
-        Raises:
-            ValueError: for another kind of backbone.
-        """
+        """Build the backbone of a :meth:`config`, with new weights. Raises ValueError for another
+        kind of backbone."""
         arguments = dict(config)
         kind = arguments.pop("kind", None)
         if kind != "awd-lstm":
@@ -249,14 +227,11 @@ def activation_penalty(output: BackboneOutput, alpha: float = 0.0, beta: float =
 
     Args:
         output: result of :class:`AWDLSTM`.
-        alpha: weight of the activations.
-        beta: weight of the changes in time.
+        alpha: weight of the activations, finite and not negative.
+        beta: weight of the changes in time, finite and not negative.
 
     Returns:
         The penalty, a scalar tensor, float32 for outputs of lower precision.
-
-    Raises:
-        ValueError: if alpha or beta is negative or not finite.
 
     Example:
         >>> import torch
@@ -267,10 +242,10 @@ def activation_penalty(output: BackboneOutput, alpha: float = 0.0, beta: float =
 
     Source: Merity, McCann and Socher, Revisiting activation regularization for language RNNs, 2017.
     """
-    weights = {"alpha": alpha, "beta": beta}
-    for name, weight in weights.items():
-        check_nonnegative(name, weight)
-    raw, dropped = (_wide(tensor) for tensor in (output.raw, output.dropped))
+    check_nonnegative("alpha", alpha)
+    check_nonnegative("beta", beta)
+    dtype = torch.promote_types(output.raw.dtype, torch.float32)
+    raw, dropped = output.raw.to(dtype), output.dropped.to(dtype)
     penalty = raw.new_zeros(())
     if alpha:
         penalty = penalty + alpha * dropped.square().mean()
@@ -298,30 +273,14 @@ def cpu_has_lstm(dtype: torch.dtype) -> bool:
 
     oneDNN computes the layer under autocast. It has no bfloat16 LSTM for x86 processors without
     AVX-512. The function tries a layer of one unit, once per process, without random numbers.
-
-    Args:
-        dtype: torch.bfloat16 or torch.float16.
-
-    Example:
-        >>> import torch
-        >>> from hstree.lm.model import cpu_has_lstm
-        >>> cpu_has_lstm(torch.bfloat16) in (True, False)
-        True
     """
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", dtype):
-        x, state = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1)
-        weights = [torch.zeros(4, 1, requires_grad=True) for _ in range(2)]
-        weights += [torch.zeros(4, requires_grad=True) for _ in range(2)]
+        layer = nn.LSTM(1, 1, device="meta").to_empty(device="cpu")
         try:
-            output = torch.lstm(x, (state, state), weights, True, 1, 0.0, True, False, False)[0]
-            torch.autograd.grad(output.sum(), weights)
+            layer(torch.zeros(1, 1, 1))[0].sum().backward()
         except RuntimeError:
             return False
     return True
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def _locked_dropout(x: Tensor, p: float, training: bool) -> Tensor:
@@ -349,17 +308,9 @@ def _run(
         weights[1] = F.dropout(weight_hh, weight_dropout)
         if x.is_cuda:
             weights = _one_block(weights)
-    output, h, c = torch.lstm(
-        x,
-        state,
-        weights,
-        has_biases=True,
-        num_layers=1,
-        dropout=0.0,
-        train=torch.is_grad_enabled(),  # cuDNN then keeps its workspace for the backward pass
-        bidirectional=False,
-        batch_first=False,
-    )
+    keep = torch.is_grad_enabled()  # cuDNN keeps its workspace for the backward pass
+    # has_biases, num_layers, dropout, train, bidirectional, batch_first
+    output, h, c = torch.lstm(x, state, weights, True, 1, 0.0, keep, False, False)
     return output, (h, c)
 
 
@@ -386,9 +337,8 @@ class LanguageModelOutput(NamedTuple):
         >>> import torch, hstree
         >>> from hstree.lm.model import AWDLSTM, LanguageModel
         >>> model = LanguageModel(AWDLSTM(100, 8, 16), hstree.Softmax(16, 100))
-        >>> output = model(torch.randint(100, (5, 2)), torch.randint(100, (5, 2)))
-        >>> output.head.output.shape, output.head.loss.shape
-        (torch.Size([5, 2]), torch.Size([]))
+        >>> model(torch.randint(100, (5, 2)), torch.randint(100, (5, 2))).head.output.shape
+        torch.Size([5, 2])
     """
 
     head: HeadOutput
@@ -421,16 +371,13 @@ class LanguageModel(nn.Module):
 
     def __init__(self, backbone: AWDLSTM, head: Head) -> None:
         super().__init__()
-        if head.in_features != backbone.out_features:
-            raise ValueError(
-                f"head: expected in_features = {backbone.out_features} (backbone.out_features), "
-                f"got {head.in_features}"
-            )
-        if head.n_classes != backbone.n_classes:
-            raise ValueError(
-                f"head: expected n_classes = {backbone.n_classes} (backbone.n_classes), "
-                f"got {head.n_classes}"
-            )
+        expected = {"in_features": backbone.out_features, "n_classes": backbone.n_classes}
+        for name, size in expected.items():
+            if getattr(head, name) != size:
+                raise ValueError(
+                    f"head: expected {name} = {size}, as the backbone has, "
+                    f"got {getattr(head, name)}"
+                )
         self.backbone = backbone
         self.head = head
 
@@ -483,8 +430,7 @@ def read_stream(model: LanguageModel, tokens: Any, *, length: int = 128) -> Iter
         raise ValueError(
             f"tokens: expected integers in one dimension, got {array.dtype} of shape {array.shape}"
         )
-    if length < 1:
-        raise ValueError(f"length: expected at least 1, got {length}")
+    check_int("length", length)
     device = model.backbone.embedding.weight.device
     training = model.training
     state: State | None = None
@@ -502,17 +448,8 @@ def read_stream(model: LanguageModel, tokens: Any, *, length: int = 128) -> Iter
 def read_contexts(
     model: LanguageModel, tokens: Any, *, length: int = 128
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The windows [t, D] of :func:`read_stream` with the words that follow, int64 [t].
-
-    Every token of the text except the first is a target once.
-
-    Args:
-        model: language model, in evaluation mode until the last window was read.
-        tokens: classes of the text, [n], n >= 2.
-        length: number of steps that are computed together.
-
-    Raises:
-        ValueError: for fewer than 2 tokens, and the errors of :func:`read_stream`.
+    """The windows [t, D] of :func:`read_stream` with the words that follow, int64 [t]: every token
+    of the text except the first. Arguments and errors are those of :func:`read_stream`; n >= 2.
 
     Example:
         >>> import hstree

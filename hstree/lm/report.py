@@ -19,7 +19,7 @@ import time
 import typing
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from itertools import accumulate
@@ -34,9 +34,7 @@ from hstree.trees import Tree
 from hstree.trees.describe import Item, outline
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-    from rich.table import Table as Drawn
-    from torch.utils.tensorboard import SummaryWriter
+    from rich.progress import TaskID
 
 __all__ = [
     "ConsoleReporter",
@@ -177,11 +175,9 @@ def command_line(arguments: Sequence[str], stream: TextIO, indent: str = "") -> 
     return "\n".join(lines)
 
 
-# Progress of long work on standard error: a bar with the time left on a terminal, elsewhere a line
-# every ten seconds.
-#
-# This is for the commands of ``hstree``, which all enter :func:`shown`. A program that imports
-# hstree has the line of :mod:`hstree._progress`, on a terminal only.
+# Progress of long work on standard error, in the commands of hstree: a bar with the time left on a
+# terminal, elsewhere a line every ten seconds. Programs that import hstree have the line of
+# hstree._progress instead.
 
 BAR_AFTER = 2.0  # seconds of work before a bar appears: short work shows none
 LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
@@ -229,19 +225,32 @@ class _Bars:
     """A bar for each task that has taken more than two seconds."""
 
     def __init__(self) -> None:
-        self._progress: Progress | None = None
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        names = ("task.description", "task.fields[note]", "task.fields[left]")
+        texts = [TextColumn(f"{{{name}}}", markup=False) for name in names]
+        self._progress = Progress(
+            texts[0],
+            BarColumn(bar_width=None),
+            *texts[1:],
+            console=Console(stderr=True),
+            expand=True,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # lines appear above the bars
+        )
         self._ids: dict[Task, TaskID] = {}
-        self._updated = 0.0
+        self._drawn = 0.0
 
     def update(self, task: Task) -> None:
         now = time.monotonic()
-        if now - max(task.begin + BAR_AFTER - _REDRAW, self._updated) < _REDRAW:
+        if now < max(task.begin + BAR_AFTER, self._drawn + _REDRAW):
             return
-        self._updated = now
-        progress = self._start()
+        self._drawn = now
         if task not in self._ids:
-            self._ids[task] = progress.add_task("", total=task.total, note="", left="")
-        progress.update(
+            self._ids[task] = self._progress.add_task("", total=task.total, note="", left="")
+            self._progress.start()
+        self._progress.update(
             self._ids[task],
             description=visible(task.description),
             completed=task.done,
@@ -249,36 +258,14 @@ class _Bars:
             left=task.left,
         )
 
-    def _start(self) -> Progress:
-        if self._progress is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn
-
-            self._progress = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[note]}", markup=False),
-                TextColumn("{task.fields[left]}", markup=False),
-                console=Console(stderr=True),
-                expand=True,
-                transient=True,
-                redirect_stdout=sys.stdout.isatty(),  # lines appear above the bars
-            )
-            self._progress.start()
-        return self._progress
-
     def remove(self, task: Task) -> None:
-        number = self._ids.pop(task, None)
-        if number is not None and self._progress is not None:
-            self._progress.remove_task(number)
+        if task in self._ids:
+            self._progress.remove_task(self._ids.pop(task))
             if not self._ids:
                 self.close()
 
     def close(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-        self._ids.clear()
+        self._progress.stop()
 
 
 # Figures of a run: the content of metrics.jsonl and summary.json.
@@ -319,17 +306,12 @@ class EpochRecord:
         return perplexity(self.valid_loss)
 
     def to_json(self) -> str:
-        """A line with the figures, and with the perplexities, which :meth:`from_json` ignores."""
+        """A line with the figures and the perplexities; ``read_json`` reads the figures."""
         perplexities = {
             "train_perplexity": self.train_perplexity,
             "valid_perplexity": self.valid_perplexity,
         }
         return json.dumps(asdict(self) | perplexities) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> EpochRecord:
-        """Read what :meth:`to_json` wrote. Raises ValueError for anything else."""
-        return read_record(cls, json_object(text))
 
 
 @dataclass(frozen=True)
@@ -339,7 +321,7 @@ class HeadCost:
 
     Attributes:
         rows: N.
-        head_seconds, flat_seconds: medians over alternating repetitions in the same process.
+        head_seconds, flat_seconds: medians, measured in the same process.
     """
 
     rows: int
@@ -391,10 +373,16 @@ class Summary:
         values["cost"]["ratio"] = self.cost.ratio
         return json.dumps(values, indent=2) + "\n"
 
-    @classmethod
-    def from_json(cls, text: str) -> Summary:
-        """What :meth:`to_json` wrote. Raises ValueError for anything else."""
-        return read_record(cls, json_object(text))
+
+def read_json(kind: type[_Record], text: str) -> _Record:
+    """A record from what its ``to_json`` wrote. Raises ValueError for anything else."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise ValueError(f"expected a JSON object, got {text[:60]!r}")
+    return read_record(kind, values)
 
 
 def read_record(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
@@ -412,17 +400,6 @@ def _value(name: str, kind: type, value: Any) -> Any:
         return float(value)
     if type(value) is not kind:
         raise ValueError(f"expected {name!r} to be {kind.__name__}, got {quoted(value)}")
-    return value
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """The object of a JSON text. Raises ValueError if it is not an object."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise ValueError(f"expected a JSON object, got {text[:60]!r}")
     return value
 
 
@@ -454,10 +431,9 @@ class ConsoleReporter(Reporter):
 
     def __init__(self) -> None:
         self._loss = self._seconds_per_token = math.nan
-        self._last = time.perf_counter()
+        self._last = 0.0
         self._epochs = 0
         self._task: Task | None = None
-        self._progress = ExitStack()
 
     def message(self, text: str) -> None:
         for line in text.splitlines():
@@ -466,9 +442,7 @@ class ConsoleReporter(Reporter):
     def start(self, epochs: int, steps_per_epoch: int, step: int = 0) -> None:
         self._epochs = epochs
         self._last = time.perf_counter()
-        self._progress.enter_context(shown())
         self._task = Task(f"epoch 1/{epochs}", epochs * steps_per_epoch, step)
-        self._progress.callback(self._task.close)
 
     def step(self, epoch: int, loss: float, tokens: int) -> None:
         assert self._task is not None
@@ -496,28 +470,19 @@ class ConsoleReporter(Reporter):
         self._last = time.perf_counter()
 
     def stop(self) -> None:
-        self._progress.close()
-
-
-# Training curves for TensorBoard.
-
-STEPS_PER_POINT = 10
+        if self._task is not None:
+            self._task.close()
 
 
 class TensorBoardLog(Reporter):
-    """A reporter that writes events to the subfolder ``tensorboard`` of a run folder.
-
-    ``train/loss`` (nats per token) and ``train/perplexity`` are means over the tokens of ten steps;
-    ``valid/loss``, ``valid/perplexity``, ``learning_rate`` and ``tokens_per_second`` are written
-    once per epoch. The horizontal axis is the number of optimizer steps of the whole run. A resumed
-    run continues the same curves: points after the step where it resumes are removed. Raises
-    ValueError if the package ``tensorboard`` is missing.
-    """
+    """Writes events to the subfolder ``tensorboard`` of a run folder: ``train/loss`` (nats per
+    token) and ``train/perplexity``, means over the tokens of ten steps, and once per epoch
+    ``valid/loss``, ``valid/perplexity``, ``learning_rate`` and ``tokens_per_second``, by optimizer
+    steps of the whole run. A resumed run continues the curves from the step where it resumes."""
 
     def __init__(self, run: Path) -> None:
-        optional_package("tensorboard", "--tensorboard", "tensorboard")
         self._folder = run / "tensorboard"
-        self._writer: SummaryWriter | None = None
+        self._writer: Any = None
         self._step = self._tokens = 0
         self._total = 0.0  # loss of these tokens
 
@@ -532,33 +497,30 @@ class TensorBoardLog(Reporter):
         self._step += 1
         self._total += loss * tokens
         self._tokens += tokens
-        if self._step % STEPS_PER_POINT == 0:
-            self._write_point()
+        if self._step % 10 == 0:
+            self._write_steps()
 
     def epoch(self, record: EpochRecord) -> None:
-        loss = {"valid/loss": record.valid_loss, "valid/perplexity": record.valid_perplexity}
-        speed = {"tokens_per_second": record.tokens_per_second}
-        self._write(record.step, loss | {"learning_rate": record.learning_rate} | speed)
+        self._write(record.step, "valid", record.valid_loss)
+        self._writer.add_scalar("learning_rate", record.learning_rate, record.step)
+        self._writer.add_scalar("tokens_per_second", record.tokens_per_second, record.step)
 
     def stop(self) -> None:
-        self._write_point()
         if self._writer is not None:
+            self._write_steps()
             self._writer.close()
-            self._writer = None
 
-    def _write_point(self) -> None:
+    def _write_steps(self) -> None:
         if self._tokens:
-            loss = self._total / self._tokens
-            self._write(self._step, {"train/loss": loss, "train/perplexity": perplexity(loss)})
+            self._write(self._step, "train", self._total / self._tokens)
         self._total, self._tokens = 0.0, 0
 
-    def _write(self, step: int, values: dict[str, float]) -> None:
-        if self._writer is not None:
-            for tag, value in values.items():
-                self._writer.add_scalar(tag, value, step)
+    def _write(self, step: int, part: str, loss: float) -> None:
+        self._writer.add_scalar(f"{part}/loss", loss, step)
+        self._writer.add_scalar(f"{part}/perplexity", perplexity(loss), step)
 
 
-# Tables of text, and their output as Markdown, LaTeX and CSV.
+# Tables of text, and their output as Markdown, LaTeX and CSV, and on the terminal.
 
 
 @dataclass(frozen=True)
@@ -586,9 +548,6 @@ def table(title: str, items: Iterable[Any], columns: Sequence[Column]) -> Table:
     header = tuple(column[0] for column in columns)
     right = tuple(len(column) == 3 for column in columns)
     return Table(title, header, tuple(map(tuple, rows)), right)
-
-
-# Cells
 
 
 def text(value: Any) -> str:
@@ -626,59 +585,54 @@ def probability(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}" if value >= 0.001 else f"{value:.1e}"
 
 
-# Output formats
-
-
 def markdown(tables: Iterable[Table], notes: Iterable[str] = ()) -> str:
     """The tables with their titles, then the notes as a list."""
+
+    def escaped(line: str) -> str:
+        return line.replace("<", "\\<")  # words such as <unk> are not HTML
+
+    def row(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(escaped(cell).replace("|", "\\|") for cell in cells) + " |"
+
     parts = []
     for content in tables:
-        lines = [
-            f"**{_markdown_text(content.title)}**",
-            "",
-            _markdown_row(content.header),
-            _markdown_row(["---:" if right else "---" for right in content.right]),
-            *map(_markdown_row, content.rows),
-        ]
-        parts.append("\n".join(lines))
-    listed = [f"- {_markdown_text(note)}" for note in notes]
-    if listed:
-        parts.append("\n".join(listed))
-    return "\n\n".join(parts) + "\n"
+        rule = ["---:" if right else "---" for right in content.right]
+        rows = [content.header, rule, *content.rows]
+        parts.append("\n".join([f"**{escaped(content.title)}**", "", *map(row, rows)]))
+    listed = [f"- {escaped(note)}" for note in notes]
+    return "\n\n".join(filter(None, [*parts, "\n".join(listed)])) + "\n"
 
 
-def _markdown_row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(_markdown_text(cell).replace("|", "\\|") for cell in cells) + " |"
-
-
-def _markdown_text(line: str) -> str:
-    """Escape words such as <unk>, which are not HTML."""
-    return line.replace("<", "\\<")
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "±": r"$\pm$",
-} | {character: f"\\{character}" for character in "&%$#_{}"}
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "±": r"$\pm$",
+    }
+    | {character: f"\\{character}" for character in "&%$#_{}"}
+)
 
 
 def latex(tables: Iterable[Table]) -> str:
     """The tables as ``table`` environments with the rules of booktabs."""
+
+    def row(cells: Iterable[str]) -> str:
+        return "    " + " & ".join(cell.translate(_LATEX) for cell in cells) + r" \\"
+
     parts = []
     for content in tables:
         lines = [
             r"\begin{table}",
-            rf"  \caption{{{_latex_text(content.title)}}}",
+            rf"  \caption{{{content.title.translate(_LATEX)}}}",
             rf"  \begin{{tabular}}{{{''.join('r' if right else 'l' for right in content.right)}}}",
             r"    \toprule",
-            f"    {_latex_row(content.header)}",
+            row(content.header),
             r"    \midrule",
-            *(f"    {_latex_row(row)}" for row in content.rows),
+            *map(row, content.rows),
             r"    \bottomrule",
             r"  \end{tabular}",
             r"\end{table}",
@@ -687,27 +641,17 @@ def latex(tables: Iterable[Table]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _latex_row(cells: Iterable[str]) -> str:
-    return " & ".join(map(_latex_text, cells)) + r" \\"
-
-
-def _latex_text(cell: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in cell)
-
-
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows with equal keys as CSV with a header. None is an empty cell; numbers keep all digits.
     Empty if there are no rows."""
     if not rows:
         return ""
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(rows[0])
-    writer.writerows(row.values() for row in rows)
+    writer = csv.DictWriter(buffer, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return buffer.getvalue()
 
-
-# Tables on the terminal.
 
 _NARROW, _BROAD = 16, 48  # characters to which a column of text may shrink and grow
 
@@ -715,37 +659,65 @@ _NARROW, _BROAD = 16, 48  # characters to which a column of text may shrink and 
 def print_tables(tables: Iterable[Table], notes: Iterable[str] = ()) -> None:
     """Print tables and notes no wider than the terminal, at full width where there is none.
 
-    Columns of text shrink, numbers stay whole, and so do their headings up to 16 characters.
-    Columns that do not fit follow in further tables, which repeat the columns that tell the rows
-    apart. Words are broken only where a column next to these does not fit otherwise.
+    Columns of text shrink, numbers stay whole. Columns that do not fit follow in further tables,
+    which repeat the columns that tell the rows apart. Without rich: as Markdown.
     """
-    width = terminal_width(sys.stdout)
     for content in tables:
         if find_spec("rich") is None:  # it is part of the extra lm
             print(visible(markdown([content])))
-            continue
-        from rich.console import Console
-
-        for part in _parts(content, width):
-            drawn = _drawn(part)
-            least, _, natural = _widths(drawn)
-            columns = natural if width is None else min(natural, max(width, least))
-            Console(width=columns).print(drawn)
+        else:
+            _print_table(content, terminal_width(sys.stdout) or 10_000)
     for note in notes:
         print(fold(f"note: {note}", sys.stdout))
 
 
-def _parts(content: Table, width: int | None) -> Iterator[Table]:
-    """The table in parts that fit the width, if each column fits next to the repeated ones."""
+def _print_table(content: Table, width: int) -> None:
+    from rich import box, table
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.text import Text
+
+    def drawn(columns: Sequence[int], title: str = "", broad: int = _BROAD) -> table.Table:
+        part = table.Table(
+            box=box.SIMPLE_HEAD,
+            title=Text(visible(title)) if title else None,
+            title_justify="left",
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
+        )
+        for i in columns:
+            right, heading = content.right[i], [visible(content.header[i])]
+            if right:  # numbers are narrow: a word a line
+                heading = [w for word in heading[0].split() for w in textwrap.wrap(word, _NARROW)]
+            cells = [visible(row[i]) for row in content.rows]
+            longest = max(map(cell_len, heading + cells), default=0)
+            part.add_column(
+                Text("\n".join(heading)),
+                justify="right" if right else "left",
+                no_wrap=right,
+                overflow="fold",
+                min_width=longest if right else min(longest, _NARROW),
+                max_width=None if right else broad,
+            )
+        for row in content.rows:
+            part.add_row(*(Text(visible(row[i])) for i in columns))
+        return part
+
+    def measured(columns: Sequence[int], broad: int = _BROAD) -> Measurement:
+        console = Console(width=10_000)
+        return Measurement.get(console, console.options, drawn(columns, broad=broad))
+
     repeated = _repeated(content)
-    shown, title = list(repeated), content.title
+    parts = [[*repeated]]
     for column in range(len(repeated), len(content.header)):
-        _, whole, _ = _widths(_drawn(_part(content, [*shown, column], title)))
-        if len(shown) > len(repeated) and width is not None and whole > width:
-            yield _part(content, shown, title)
-            shown, title = list(repeated), ""
-        shown.append(column)
-    yield _part(content, shown, title)
+        if len(parts[-1]) > len(repeated) and measured([*parts[-1], column]).minimum > width:
+            parts.append([*repeated])
+        parts[-1].append(column)
+    for number, part in enumerate(parts):
+        least = measured(part, _NARROW).maximum
+        title = "" if number else content.title
+        Console(width=max(width, least)).print(drawn(part, title))
 
 
 def _repeated(content: Table) -> range:
@@ -758,66 +730,6 @@ def _repeated(content: Table) -> range:
     return range(1)
 
 
-def _part(content: Table, columns: Sequence[int], title: str) -> Table:
-    rows = tuple(tuple(row[i] for i in columns) for row in content.rows)
-    return Table(
-        title,
-        tuple(content.header[i] for i in columns),
-        rows,
-        tuple(content.right[i] for i in columns),
-    )
-
-
-def _drawn(content: Table) -> Drawn:
-    from rich import box, table
-    from rich.cells import cell_len
-    from rich.text import Text
-
-    drawn = table.Table(
-        box=box.SIMPLE_HEAD,
-        title=Text(visible(content.title)) if content.title else None,
-        title_justify="left",
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    rows = [[visible(cell) for cell in row] for row in content.rows]
-    for name, right, *cells in zip(content.header, content.right, *rows, strict=True):
-        heading = _heading(name, max(map(cell_len, cells), default=0)) if right else [name]
-        longest = max(map(cell_len, (*heading, *cells)), default=0)
-        drawn.add_column(
-            Text("\n".join(heading)),
-            justify="right" if right else "left",
-            no_wrap=right,
-            overflow="fold",
-            min_width=longest if right else min(longest, _NARROW),
-            max_width=longest if right else min(longest, _BROAD),
-        )
-    for row in rows:
-        drawn.add_row(*map(Text, row))
-    return drawn
-
-
-def _heading(name: str, width: int) -> list[str]:
-    """The lines of the heading of numbers of this width: a word each, broken where it is longer
-    than them and than a narrow column."""
-    return [line for word in name.split() for line in textwrap.wrap(word, max(width, _NARROW))]
-
-
-def _widths(drawn: Drawn) -> tuple[int, int, int]:
-    """The least width of a table, the least one that keeps words whole, and the one it takes where
-    there is room."""
-    from rich.console import Console
-    from rich.measure import Measurement
-
-    console = Console(width=10_000)
-    measured = Measurement.get(console, console.options, drawn)
-    room = [(column.max_width or 0) - (column.min_width or 0) for column in drawn.columns]
-    return measured.maximum - sum(room), measured.minimum, measured.maximum
-
-
-# Summary
-
-
 def format_summary(summary: Summary, other: Summary | None = None) -> str:
     """The summary as a table of plain text, at most 80 columns wide.
 
@@ -825,43 +737,38 @@ def format_summary(summary: Summary, other: Summary | None = None) -> str:
         summary: of the run.
         other: of a run with another head and otherwise the same settings, to be shown next to it.
     """
+
+    def row(name: str, valid: float, test: float) -> str:
+        return f"{name:<34}{valid:>12,.1f}{test:>12,.1f}"
+
+    def of(run: Summary, name: str) -> str:
+        return f"{row(name, run.valid_perplexity, run.test_perplexity)}{run.seconds:>10,.0f}"
+
     cost = summary.cost
-    faster = (
-        f"{cost.ratio:.1f} times faster"
-        if cost.ratio >= 1
-        else f"{1 / cost.ratio:.1f} times slower"
+    faster = cost.ratio >= 1
+    ratio = (
+        f"{cost.ratio if faster else 1 / cost.ratio:.1f} times {'faster' if faster else 'slower'}"
     )
     lines = [
         f"{'perplexity':<34}{'valid':>12}{'test':>12}{'seconds':>10}",
-        f"{f'head {summary.head}':<34}{_perplexities(summary)}{summary.seconds:>10,.0f}",
+        of(summary, f"head {summary.head}"),
     ]
     if other is not None:
-        label = f"head {other.head}, same settings"
-        lines.append(
-            f"{label:<34}{_perplexities(other)}{other.seconds:>10,.0f}   "
-            f"x {other.seconds / summary.seconds:.1f}"
-        )
-    part = [f"valid: {summary.valid_share:.1%} of the validation text"]
-    if summary.valid_share == 1:
-        part = []
-    return "\n".join(
-        [
-            *lines,
-            f"{'unigram model':<34}{summary.unigram_valid_perplexity:>12,.1f}"
-            f"{summary.unigram_test_perplexity:>12,.1f}",
-            *part,
-            "",
-            f"{'parameters of the backbone':<34}{summary.backbone_parameters:>12,}",
-            f"{'parameters of the head':<34}{summary.head_parameters:>12,}",
-            f"{f'head, one step of {cost.rows:,} rows':<34}{1e3 * cost.head_seconds:>9.2f} ms",
-            f"{'flat softmax of the same size':<34}{1e3 * cost.flat_seconds:>9.2f} ms   "
-            f"the head is {faster}",
-        ]
-    )
-
-
-def _perplexities(summary: Summary) -> str:
-    return f"{summary.valid_perplexity:>12,.1f}{summary.test_perplexity:>12,.1f}"
+        times = f"   x {other.seconds / summary.seconds:.1f}"
+        lines.append(of(other, f"head {other.head}, same settings") + times)
+    unigram = summary.unigram_valid_perplexity, summary.unigram_test_perplexity
+    lines.append(row("unigram model", *unigram))
+    if summary.valid_share < 1:
+        lines.append(f"valid: {summary.valid_share:.1%} of the validation text")
+    lines += [
+        "",
+        f"{'parameters of the backbone':<34}{summary.backbone_parameters:>12,}",
+        f"{'parameters of the head':<34}{summary.head_parameters:>12,}",
+        f"{f'head, one step of {cost.rows:,} rows':<34}{1e3 * cost.head_seconds:>9.2f} ms",
+        f"{'flat softmax of the same size':<34}{1e3 * cost.flat_seconds:>9.2f} ms   "
+        f"the head is {ratio}",
+    ]
+    return "\n".join(lines)
 
 
 # Figures without a display, in colors that color-blind readers can distinguish, as files.
@@ -869,18 +776,14 @@ def _perplexities(summary: Summary) -> str:
 # Okabe and Ito, Color Universal Design (2008), without yellow, which is too faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", "-.", ":")
-FORMATS = ("png", "pdf", "svg")
 
 
 def new_figure(width: float, height: float, *, constrained: bool = True) -> Any:
     """A :class:`matplotlib.figure.Figure` of this size in inches, without a window."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no message when it builds its cache
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=120, layout="constrained" if constrained else None)
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), dpi=120, layout="constrained" if constrained else None)
 
 
 def panels(
@@ -914,43 +817,36 @@ def line_style(number: int) -> dict[str, str]:
     }
 
 
-def perplexity_axes(axes: Any) -> None:
-    """Axes of perplexities, in a logarithmic scale, by epoch."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.set_xlabel("epoch (passes over the training text)")
-
-
 def plain(text: str) -> str:
     """The text changed so that matplotlib shows it literally: a dollar would start a formula, and a
     leading underscore would hide a label."""
     return " " * text.startswith("_") + text.replace("$", r"\$")
 
 
-def picture(figure: Any, file_format: str = "png", **options: Any) -> bytes:
-    """A figure from :func:`new_figure` as the content of a file, in one of :data:`FORMATS`; raises
-    ValueError for another. ``options``: further arguments of ``savefig``."""
-    if file_format not in FORMATS:
-        raise ValueError(f"file_format: expected one of {', '.join(FORMATS)}, got {file_format!r}")
+def picture(figure: Any, **options: Any) -> bytes:
+    """A figure as the content of a PNG file. ``options``: further arguments of ``savefig``."""
     buffer = io.BytesIO()
-    metadata = {"Software": "hstree"} if file_format == "png" else None
-    figure.savefig(buffer, format=file_format, metadata=metadata, **options)
+    figure.savefig(buffer, format="png", metadata={"Software": "hstree"}, **options)
     return buffer.getvalue()
 
 
-# Perplexities of a run as pictures.
+def _perplexity_axes() -> tuple[Any, Any]:
+    """A figure, and its axes with perplexities in a logarithmic scale."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    figure, axes = panels(6.4, 4.2)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    return figure, axes
 
 
 def learning_curve(records: Sequence[EpochRecord], unigram_loss: float, title: str) -> bytes:
     """A PNG of training and validation perplexity by epoch (at least one), the perplexity of the
     unigram distribution on the validation text, whose loss is in nats per token, and a line where
     averaging of the weights begins."""
-    figure, axes = panels(6.4, 4.2)
+    figure, axes = _perplexity_axes()
     epochs = [record.epoch for record in records]
     train = [record.train_perplexity for record in records]
     name = "training, from sampled classes" if records[0].sampled else "training"
@@ -973,7 +869,8 @@ def learning_curve(records: Sequence[EpochRecord], unigram_loss: float, title: s
     unigram = perplexity(unigram_loss)
     name = f"unigram model, validation ({unigram:.1f})"
     axes.axhline(unigram, color="#767676", ls="--", lw=1, label=name)
-    perplexity_axes(axes)
+    axes.locator_params("x", integer=True, min_n_ticks=1)
+    axes.set_xlabel("epoch (passes over the training text)")
     axes.set_ylabel("perplexity per token (log scale)")
     axes.set_title(title, fontsize=10)
     axes.legend(loc="upper right", frameon=False)  # a search for the best place can take long
@@ -983,22 +880,18 @@ def learning_curve(records: Sequence[EpochRecord], unigram_loss: float, title: s
 def against_time(runs: Sequence[tuple[str, Sequence[EpochRecord]]]) -> bytes:
     """A PNG of validation perplexity against training time, with a curve for each run: its head and
     its epochs, at least one."""
-    figure, axes = panels(6.4, 4.2)
+    figure, axes = _perplexity_axes()
     longest = max(sum(epoch.seconds for epoch in epochs) for _, epochs in runs)
     unit, seconds = ("minutes", 60) if longest > 180 else ("seconds", 1)
     for number, (head, epochs) in enumerate(runs):
         times = [total / seconds for total in accumulate(epoch.seconds for epoch in epochs)]
         valid = [epoch.valid_perplexity for epoch in epochs]
         axes.plot(times, valid, "o", **line_style(number), label=f"head {head}", ms=4)
-    perplexity_axes(axes)
     axes.set_xlim(left=0)
     axes.set_xlabel(f"training time, {unit}")
     axes.set_ylabel("validation perplexity per token (log scale)")
     axes.legend(loc="upper right", frameon=False)
     return picture(figure)
-
-
-# Pictures of trees
 
 
 def draw_tree(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
+import fcntl
 import glob
 import json
 import os
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,7 +46,7 @@ from hstree.lm.data import (
     tokenizer_from_bytes,
 )
 from hstree.lm.model import AWDLSTM, LanguageModel
-from hstree.lm.report import EpochRecord, Summary, fold
+from hstree.lm.report import EpochRecord, Summary, fold, read_json
 
 __all__ = [
     "CheckpointError",
@@ -98,10 +98,6 @@ class CheckpointError(ValueError):
 def lock_folder(folder: Path) -> int | None:
     """A file descriptor that holds the lock of a folder, even if the folder is renamed; None where
     locks are not available. Raises BlockingIOError if another process holds the lock."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return None
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,60 +110,54 @@ def lock_folder(folder: Path) -> int | None:
     return descriptor
 
 
-def _temporary_folder(path: Path) -> Path:
-    """A new folder next to ``path``; missing parents are created."""
-    parent = path.absolute().parent
-    for attempt in range(10):
-        try:
-            parent.mkdir(parents=True, exist_ok=True)
-            return Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".part", dir=parent))
-        except FileExistsError:
-            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(parent)) from None
-        except FileNotFoundError:  # removed by another process that checked whether it can write
-            if attempt == 9:
-                raise
-    raise AssertionError
-
-
 class RunDirectory:
-    """The folder of a new run. It appears, complete, with its first content.
-
-    While it is open, no other process can open it. ``best`` is the record of the epoch whose
-    weights it holds, as far as its writer has noted it.
+    """The folder of a run, new or to be resumed (:meth:`RunDirectory.open`). A new one appears, complete, with
+    its first content. While it is open, no other process can open it.
 
     Args:
         path: folder to create; None: ``runs/<default_name>``, with a number appended if that
             exists.
         default_name: name where ``path`` is None.
 
+    Attributes:
+        published: whether the folder is there.
+        best: record of the epoch whose weights it holds, as far as its writer has noted it.
+
     Raises:
         CheckpointError: ``path`` exists, or a folder cannot be created there. Nothing is left
             behind.
     """
 
+    published = False
+    best: EpochRecord | None = None
+    _lock: int | None = None
+
     def __init__(self, path: str | os.PathLike[str] | None, default_name: str) -> None:
         self._default = None if path is not None else Path("runs", default_name)
         self.path = Path(path) if path is not None else self._free_name()
-        self.published = False
-        self.best: EpochRecord | None = None
-        self._lock: int | None = None
         if os.path.lexists(self.path):
             raise CheckpointError(
                 f"{self.path} already exists, and a run never overwrites another: "
                 f"name a new folder, or resume with --resume {self.path}"
             )
-        self._check_writable()
+        there = next(folder for folder in self.path.absolute().parents if os.path.lexists(folder))
+        try:  # before the work that the run takes
+            os.rmdir(self._part(there))
+        except OSError as error:
+            raise self._cannot_create(error) from None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunDirectory:
         """The folder of a run to resume. Files that a killed process left incomplete are removed.
         Raises CheckpointError if it does not exist, or another process writes to it."""
         directory = cls.__new__(cls)
-        directory.path, directory._default = Path(path), None
-        directory.published, directory.best, directory._lock = True, None, None
+        directory.path, directory.published = Path(path), True
         if not directory.path.is_dir():
             raise CheckpointError(f"{path}: no such run folder")
-        directory._take_lock()
+        try:
+            directory._lock = lock_folder(directory.path)
+        except BlockingIOError:
+            raise CheckpointError(f"{path}: another process trains in this folder") from None
         for leftover in directory.path.glob(".*.part"):
             shutil.rmtree(leftover, ignore_errors=True)
         return directory
@@ -178,11 +168,38 @@ class RunDirectory:
             os.close(self._lock)
             self._lock = None
 
-    def _take_lock(self) -> None:
+    def write(self, files: Mapping[str, Content]) -> None:
+        """Write files of the run. The first call creates the folder with all of them; later ones
+        replace each atomically, in the order given. Raises OSError if one cannot be written."""
+        if self.published:
+            for name, content in files.items():
+                write_atomic(self.path / name, content)
+            return
+        part = None
         try:
-            self._lock = lock_folder(self.path)
-        except BlockingIOError:
-            raise CheckpointError(f"{self.path}: another process trains in this folder") from None
+            self.path.absolute().parent.mkdir(parents=True, exist_ok=True)
+            part = self._part(self.path.absolute().parent)
+            self._lock = lock_folder(part)
+            for name, content in files.items():
+                write_synced(part / name, content)
+            set_mode(part, 0o777)
+            self._publish(part)
+        except OSError as error:
+            raise OSError(str(self._cannot_create(error))) from error
+        finally:
+            if part is not None:
+                shutil.rmtree(part, ignore_errors=True)
+
+    def remove(self, name: str) -> None:
+        """Remove a file of the run, if it exists."""
+        (self.path / name).unlink(missing_ok=True)
+
+    def _part(self, folder: Path) -> Path:
+        return Path(tempfile.mkdtemp(prefix=f".{self.path.name}-", suffix=".part", dir=folder))
+
+    def _cannot_create(self, error: OSError) -> CheckpointError:
+        reason = error.strerror or error
+        return CheckpointError(f"cannot create the run folder {self.path}: {reason}")
 
     def _free_name(self) -> Path:
         assert self._default is not None
@@ -192,64 +209,16 @@ class RunDirectory:
             path = self._default.with_name(f"{self._default.name}-{number}")
         return path
 
-    def _check_writable(self) -> None:
-        """Create a folder next to the new one and remove it again, with the parents that were
-        missing."""
-        parent = self.path.absolute().parent
-        missing = [folder for folder in (parent, *parent.parents) if not folder.exists()]
-        try:
-            _temporary_folder(self.path).rmdir()
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot create the run folder {self.path}: {error.strerror or error}"
-            ) from None
-        finally:
-            for folder in missing:
-                with suppress(OSError):  # in use by now
-                    folder.rmdir()
-
-    def write(self, files: Mapping[str, Content]) -> None:
-        """Write files of the run. The first call creates the folder with all of them; later ones
-        replace each atomically, in the order given. Raises OSError if one cannot be written."""
-        if self.published:
-            for name, content in files.items():
-                write_atomic(self.path / name, content)
-            return
-        temporary = _temporary_folder(self.path)
-        try:
-            self._lock = lock_folder(temporary)
-            for name, content in files.items():
-                write_synced(temporary / name, content)
-            set_mode(temporary, 0o777)
-            self._publish(temporary)
-        except OSError as error:
-            reason = error.strerror or error
-            raise OSError(f"cannot create the run folder {self.path}: {reason}") from error
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-    def remove(self, name: str) -> None:
-        """Remove a file of the run, if it exists."""
-        (self.path / name).unlink(missing_ok=True)
-
-    def _publish(self, temporary: Path) -> None:
-        while True:
+    def _publish(self, part: Path) -> None:
+        while not self.published:
             try:
-                temporary.rename(self.path)
+                part.rename(self.path)
+                self.published = True
             except OSError as error:
                 if self._default is None or not os.path.lexists(self.path):
-                    raise CheckpointError(
-                        f"cannot create the run folder {self.path}: {error.strerror}"
-                    ) from None
+                    raise self._cannot_create(error) from None
                 self.path = self._free_name()
-            else:
-                self.published = True
-                self._remove_leftovers()
-                return
-
-    def _remove_leftovers(self) -> None:
-        """Remove what processes that were killed before this folder appeared have left next to
-        it."""
+        # What processes that were killed before this folder appeared have left next to it.
         pattern = f".{glob.escape(self.path.name)}-????????.part"
         for leftover in self.path.absolute().parent.glob(pattern):
             with suppress(OSError):  # locked: a process that is still writing
@@ -262,7 +231,7 @@ class RunDirectory:
 # The files of a run with tensors: the model and the training state.
 
 METADATA_KEY, STATE_KEY = "hstree.model", "hstree.training"
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 
 
 def _model_content(model: LanguageModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -291,18 +260,6 @@ def _build(tensors: dict[str, Tensor], description: dict[str, Any]) -> LanguageM
         if not bool(tensor.isfinite().all()):
             raise ValueError(f"expected finite weights, got NaN or infinity in {name}")
     tensors = tensors | {alias: tensors[name] for alias, name in description["aliases"].items()}
-    try:
-        return _loaded(tensors, description)
-    except (RuntimeError, MemoryError) as error:
-        if ran_out(error):
-            with torch.device("meta"):  # an error here: the file is damaged, not memory too small
-                _loaded(tensors, description, assign=True)
-        raise
-
-
-def _loaded(
-    tensors: dict[str, Tensor], description: dict[str, Any], *, assign: bool = False
-) -> LanguageModel:
     backbone = AWDLSTM.from_config(description["backbone"])
     own = {
         name.removeprefix("head."): tensor
@@ -311,21 +268,19 @@ def _loaded(
     }
     head = head_from_config(description["head"], own, backbone.embedding)
     model = LanguageModel(backbone, head)
-    model.load_state_dict(tensors, assign=assign)
+    model.load_state_dict(tensors)
     return model
 
 
-def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+def _save(tensors: dict[str, Tensor], metadata: dict[str, Any], path: Path) -> None:
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(on_cpu, path, {key: json.dumps(value) for key, value in metadata.items()})
 
 
 def model_writer(model: LanguageModel) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
-        tensors, description = _model_content(model)
-        _save(path, tensors, {METADATA_KEY: description})
-
-    return write
+    """A function that writes the model to the safetensors file it is given."""
+    tensors, description = _model_content(model)
+    return partial(_save, tensors, {METADATA_KEY: description})
 
 
 def state_writer(
@@ -333,17 +288,22 @@ def state_writer(
 ) -> Callable[[Path], None]:
     """A function that writes the model and its training state, tensors by name and the rest as JSON
     would, to the safetensors file it is given."""
-
-    def write(path: Path) -> None:
-        weights, description = _model_content(model)
-        named = {f"model.{name}": tensor for name, tensor in weights.items()}
-        named |= {f"training.{name}": tensor for name, tensor in tensors.items()}
-        _save(path, named, {METADATA_KEY: description, STATE_KEY: values})
-
-    return write
+    weights, description = _model_content(model)
+    named = {f"model.{name}": tensor for name, tensor in weights.items()}
+    named |= {f"training.{name}": tensor for name, tensor in tensors.items()}
+    return partial(_save, named, {METADATA_KEY: description, STATE_KEY: values})
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+_INCONSISTENT = (
+    LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError, MemoryError
+)  # fmt: skip
+
+
+def _read(
+    path: str | os.PathLike[str], *, state: bool
+) -> tuple[LanguageModel, dict[str, Tensor], Any]:
+    """The model of a file, the other tensors of a training state and its values. Raises
+    CheckpointError if the file is missing, truncated, or not of this kind."""
     try:
         tensors, metadata = read_tensors(path)
     except FileNotFoundError:
@@ -354,12 +314,23 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, st
         ) from None
     if METADATA_KEY not in metadata:
         raise CheckpointError(f"{path}: a safetensors file, but not a model of hstree")
-    return tensors, metadata
-
-
-_INCONSISTENT = (
-    LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError, MemoryError
-)  # fmt: skip
+    if state != (STATE_KEY in metadata):
+        kinds = "a model of hstree", "a training state"
+        raise CheckpointError(f"{path}: expected {kinds[state]}, got {kinds[not state]}")
+    try:
+        values = json.loads(metadata[STATE_KEY]) if state else None
+        parts = {"training": {}, "model": {}} if state else {"training": {}, "model": tensors}
+        for name, tensor in tensors.items() if state else ():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = tensor
+        model = _build(parts["model"], json.loads(metadata[METADATA_KEY]))
+    except _INCONSISTENT as error:
+        if ran_out(error):
+            raise
+        reason = " ".join(str(error).split())
+        kind = "training state" if state else "model file"
+        raise CheckpointError(f"{path}: inconsistent {kind}: {reason}") from None
+    return model, parts["training"], values
 
 
 def load_model(path: str | os.PathLike[str]) -> LanguageModel:
@@ -368,15 +339,7 @@ def load_model(path: str | os.PathLike[str]) -> LanguageModel:
     Raises:
         CheckpointError: the file is missing, truncated, or not a model of hstree.
     """
-    tensors, metadata = _read(path)
-    if STATE_KEY in metadata:
-        raise CheckpointError(f"{path}: a training state, not a model")
-    try:
-        return _build(tensors, json.loads(metadata[METADATA_KEY])).eval()
-    except _INCONSISTENT as error:
-        if ran_out(error):
-            raise
-        raise CheckpointError(f"{path}: inconsistent model file: {_line(error)}") from None
+    return _read(path, state=False)[0].eval()
 
 
 def load_state(
@@ -384,25 +347,7 @@ def load_state(
 ) -> tuple[LanguageModel, dict[str, Tensor], dict[str, Any]]:
     """The model, on the CPU, and the state that :func:`state_writer` wrote. Raises CheckpointError
     if the file is missing, truncated, or not a training state."""
-    tensors, metadata = _read(path)
-    if STATE_KEY not in metadata:
-        raise CheckpointError(f"{path}: a model of hstree, but not a training state")
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "training": {}}
-    try:
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition(".")
-            parts[part][rest] = tensor
-        model = _build(parts["model"], json.loads(metadata[METADATA_KEY]))
-        values = json.loads(metadata[STATE_KEY])
-    except _INCONSISTENT as error:
-        if ran_out(error):
-            raise
-        raise CheckpointError(f"{path}: inconsistent training state: {_line(error)}") from None
-    return model, parts["training"], values
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return _read(path, state=True)
 
 
 def trained_text(path: str | os.PathLike[str]) -> str | None:
@@ -410,8 +355,7 @@ def trained_text(path: str | os.PathLike[str]) -> str | None:
     unknown."""
     try:
         with safe_open(path, framework="pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-        return str(json.loads(metadata[STATE_KEY])["corpus"])
+            return str(json.loads(file.metadata()[STATE_KEY])["corpus"])
     except (SafetensorError, OSError, *_INCONSISTENT):
         return None
 
@@ -520,22 +464,25 @@ def load_run(path: str | os.PathLike[str], device: str | torch.device = "cpu") -
 
 def load_vocabulary(folder: Path) -> Vocabulary:
     """The vocabulary of a run folder. Raises CheckpointError if it cannot be read."""
-    try:
-        return Vocabulary.load(folder / VOCABULARY)
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder}: not a run folder: {VOCABULARY} missing") from None
-    except ValueError as error:
-        raise CheckpointError(str(error)) from None
+    return _part_of(folder, VOCABULARY, Vocabulary.load)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a run folder. Raises CheckpointError if it cannot be read."""
+    return _part_of(folder, TOKENIZER, lambda path: tokenizer_from_bytes(path.read_bytes()))
+
+
+_Part = TypeVar("_Part")
+
+
+def _part_of(folder: Path, name: str, read: Callable[[Path], _Part]) -> _Part:
     try:
-        return tokenizer_from_bytes((folder / TOKENIZER).read_bytes())
+        return read(folder / name)
     except FileNotFoundError:
-        raise CheckpointError(f"{folder}: not a run folder: {TOKENIZER} missing") from None
+        raise CheckpointError(f"{folder}: not a run folder: {name} missing") from None
     except ValueError as error:
-        raise CheckpointError(f"{folder / TOKENIZER}: {error}") from None
+        where = "" if str(folder / name) in str(error) else f"{folder / name}: "
+        raise CheckpointError(f"{where}{error}") from None
 
 
 def run_names(places: Sequence[str]) -> list[str]:
@@ -577,27 +524,19 @@ def finetuning(origin: str | os.PathLike[str], /, **changes: Any) -> TrainConfig
     return TrainConfig(**settings)
 
 
-# A run that has not finished has no summary.json; its figures are those of the finished epochs.
-
-_Record = TypeVar("_Record")
+# The figures of a run. One that has not finished has no summary.json; its figures are those of
+# the finished epochs.
 
 
 @dataclass(frozen=True)
 class RunResults:
-    """A run: its folder, as it was given, its settings, and the finished epochs, in order.
-
-    Attributes:
-        final: None if the run has not finished.
-        origin: for a run that was fine-tuned from another, the settings of that run as JSON,
-            without its folder and seed, or the name of its folder if that no longer exists; None
-            for other runs.
-    """
+    """A run: its folder, as it was given, its settings, the finished epochs, in order, and the
+    final figures, None if it has not finished."""
 
     path: Path
     config: TrainConfig
     epochs: tuple[EpochRecord, ...]
     final: Summary | None
-    origin: str | None = None
 
     @property
     def head(self) -> str:
@@ -612,7 +551,7 @@ class RunResults:
     @cached_property
     def settings(self) -> Mapping[str, Any]:
         """The settings as in config.json."""
-        return _settings(self.config)
+        return all_settings(self.config)
 
     @property
     def best(self) -> EpochRecord | None:
@@ -649,12 +588,22 @@ class RunResults:
         return statistics.median(e.tokens_per_second for e in self.epochs) if self.epochs else None
 
     def compared_settings(self) -> dict[str, Any]:
-        """The settings that two runs of a group must share: ``model_settings``; instead of the
-        run from which this one was fine-tuned, that run's settings."""
-        settings = model_settings(self.config)
-        if self.origin is not None:
-            settings["finetune"] = self.origin
-        return settings
+        """The settings that two runs of a group must share: ``model_settings``. Instead of the run
+        from which this one was fine-tuned, those of that run, and of the runs before it, without
+        their folders and seeds; the name of its folder if it no longer exists."""
+        chain: list[Any] = []
+        seen: set[str] = set()
+        name = self.config.finetune
+        while name is not None and name not in seen:
+            seen.add(name)
+            try:
+                config = load_config(name)
+            except CheckpointError:
+                chain.append(name)
+                break
+            chain.append(model_settings(config) | {"finetune": None})
+            name = config.finetune
+        return model_settings(self.config) | {"finetune": chain or None}
 
 
 def read_run(path: str | os.PathLike[str]) -> RunResults:
@@ -665,8 +614,9 @@ def read_run(path: str | os.PathLike[str]) -> RunResults:
             written by ``hstree train``.
     """
     folder = Path(path)
-    config = load_config(folder)
-    return RunResults(folder, config, read_epochs(folder), _read_final(folder), _origin(config))
+    config, file = load_config(folder), folder / SUMMARY
+    final = _parsed(Summary, _text(file), str(file)) if file.is_file() else None
+    return RunResults(folder, config, read_epochs(folder), final)
 
 
 def counterpart(run: RunResults, head: str) -> RunResults | None:
@@ -692,7 +642,7 @@ def model_settings(config: TrainConfig) -> dict[str, Any]:
     """The settings that make a model, as in config.json: all but
     :data:`~hstree.lm.config.UNGROUPED` and those that its head does not read."""
     left_out = {*UNGROUPED, *unread(config.head)}
-    return {name: value for name, value in _settings(config).items() if name not in left_out}
+    return {name: value for name, value in all_settings(config).items() if name not in left_out}
 
 
 def read_epochs(folder: Path) -> tuple[EpochRecord, ...]:
@@ -702,35 +652,13 @@ def read_epochs(folder: Path) -> tuple[EpochRecord, ...]:
     if not path.is_file():
         return ()
     return tuple(
-        _parsed(EpochRecord.from_json, line, f"{path}, line {number}")
+        _parsed(EpochRecord, line, f"{path}, line {number}")
         for number, line in enumerate(_text(path).splitlines(), start=1)
     )
 
 
-def _read_final(folder: Path) -> Summary | None:
-    path = folder / SUMMARY
-    return _parsed(Summary.from_json, _text(path), str(path)) if path.is_file() else None
-
-
-def _origin(config: TrainConfig) -> str | None:
-    """See :attr:`RunResults.origin`; for a chain of fine-tuned runs, the settings of all of
-    them."""
-    chain: list[Any] = []
-    seen: set[str] = set()
-    name = config.finetune
-    while name is not None and name not in seen:
-        seen.add(name)
-        try:
-            config = load_config(name)
-        except CheckpointError:
-            chain.append(name)
-            break
-        chain.append({k: v for k, v in model_settings(config).items() if k != "finetune"})
-        name = config.finetune
-    return json.dumps(chain, sort_keys=True) if chain else None
-
-
-def _settings(config: TrainConfig) -> dict[str, Any]:
+def all_settings(config: TrainConfig) -> dict[str, Any]:
+    """The settings as in config.json."""
     settings: dict[str, Any] = json.loads(config.to_json())
     return settings
 
@@ -742,8 +670,8 @@ def _text(path: Path) -> str:
         raise CheckpointError(f"{path}: expected UTF-8 text") from None
 
 
-def _parsed(parse: Callable[[str], _Record], text: str, where: str) -> _Record:
+def _parsed(kind: type[_Part], text: str, where: str) -> _Part:
     try:
-        return parse(text)
+        return read_json(kind, text)
     except ValueError as error:
         raise CheckpointError(f"{where}: {error}") from None

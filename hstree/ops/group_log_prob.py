@@ -180,12 +180,14 @@ class _GroupLogProb(torch.autograd.Function):
         return *(gradient if need else None for gradient, need in wanted), *[None] * 5
 
 
-class _Sparse(_GroupLogProb):
+class _Sparse(torch.autograd.Function):
     """Row-sparse gradients of weight and bias."""
 
     @staticmethod
-    def forward(*inputs: Any) -> Any:
-        return torch.ops.hstree.group_log_prob.default(*inputs)
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        output = torch.ops.hstree.group_log_prob.default(*inputs)
+        _GroupLogProb.setup_context(ctx, inputs, output)
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad_log_prob: Tensor | None, *_: Any) -> Any:

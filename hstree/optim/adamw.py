@@ -70,7 +70,7 @@ class AdamW(torch.optim.AdamW):
         >>> optimizer = hstree.optim.AdamW(groups, lr=1e-3)
         >>> head(backbone(torch.randn(5, 4)), torch.arange(5)).loss.backward()
         >>> optimizer.step()
-        >>> head.nodes.binary_weight.grad.is_sparse
+        >>> head.below.weight.grad.is_sparse
         True
 
     Source: Loshchilov and Hutter, Decoupled weight decay regularization, ICLR 2019, algorithm 2.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from heads.support import FREQUENCIES, D, V
 from torch import Tensor
@@ -13,12 +15,11 @@ from torch.distributed.tensor import DTensor
 from hstree.heads import Head, Softmax, TreeEnsemble
 from hstree.trees import build_ensemble
 
-TREES = build_ensemble("huffman", V, 2, FREQUENCIES, root=4, leaf=3)
 
-
-def trees() -> TreeEnsemble:
+def trees(binary: bool) -> TreeEnsemble:
+    built = build_ensemble("huffman", V, 2, FREQUENCIES, clusters=4, binary=binary)
     options = {"subset_size": 8, "gate": "context"}
-    return TreeEnsemble(D, V, TREES, frequencies=FREQUENCIES, **options)
+    return TreeEnsemble(D, V, built, frequencies=FREQUENCIES, **options)
 
 
 def softmax() -> Softmax:
@@ -41,16 +42,18 @@ def sharded(make: Any) -> dict[str, Tensor]:
 
 
 SCENARIOS = {
-    "meta trees": lambda: sharded(trees),
+    "meta groups": lambda: sharded(partial(trees, False)),
+    "meta paths": lambda: sharded(partial(trees, True)),
     "meta softmax": lambda: sharded(softmax),
 }
 
 
-def test_trees(two: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("binary", [False, True])
+def test_trees(binary: bool, two: list[dict[str, Any]]) -> None:
     """Everything as in a head that was made with its values."""
-    alone = trees()
+    alone = trees(binary)
     for found in two:
-        state = found["meta trees"]
+        state = found["meta paths" if binary else "meta groups"]
         for name, parameter in alone.named_parameters():
             assert torch.equal(state[f"parameter {name}"], parameter)
         for name, buffer in alone.named_buffers():

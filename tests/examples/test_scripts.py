@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import pydoc_data.topics
 import re
 import runpy
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
-
-import hstree.lm.data
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL = {
@@ -52,8 +50,7 @@ def test_small(
     library = tmp_path / "library" / "pydoc_data"  # of one file: quickly read
     library.mkdir(parents=True)
     shutil.copy(pydoc_data.topics.__file__, library)
-    corpus = functools.partial(hstree.lm.data.embedded_corpus, library=library.parent)
-    monkeypatch.setattr(hstree.lm.data, "embedded_corpus", corpus)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(library.parent))
     picture = ["--picture", str(tmp_path / "tree.png")] if name == "custom_tree" else []
     monkeypatch.setattr(sys, "argv", [name, *SMALL[name], *picture])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")

@@ -45,23 +45,22 @@ TRAIN: dict[str, tuple[list[str], list[str]]] = {
     "--embedding-noise": NOT_NEGATIVE,
     "--tied": SWITCH,
     "--n-trees": (["1", "3"], ["0", "-1", "2.5", *NOT_NUMBERS]),
-    "--root": (["1", "3", "500", "9" * 30], ["0", "-1", "2.5", *NOT_NUMBERS]),
-    "--leaf": (["1", "4", "500", "9" * 30], ["0", "-1", "2.5", *NOT_NUMBERS]),
-    "--levels": (["2", "3"], ["1", "4", "-1", *NOT_NUMBERS]),
+    "--clusters": (["2", "3", "500", "9" * 30], ["0", "1", "-1", "2.5", *NOT_NUMBERS]),
+    "--binary": SWITCH,
     "--gate": (["uniform", "constant", "context"], ["other", ""]),
     "--recipe": (["cluster", "huffman", "random"], ["other", ""]),
     "--subset-size": (["1", "4"], ["500", *COUNT[1]]),
     "--sparse": SWITCH,
     "--all-classes": (["0", "0.5", "1"], ["-0.1", "1.5", "x"]),
     "--head-option": (
-        ["node_vectors=free", "seed=3", "label_smoothing=0.1"],
+        ["subset_size=4", "seed=3", "label_smoothing=0.1"],
         [
             "",
             "=",
             "x",
             "x=1",
             "gate=other",
-            "node_vectors=7",
+            "subset_size=0",
             "label_smoothing=2",
             "seed=-1",
             "label_smoothing=1" + "0" * 400,
@@ -118,14 +117,6 @@ DESCRIBE: dict[str, tuple[list[str], list[str]]] = {
     "--levels": (["1", "3", "99"], COUNT[1]),
     "--index": (["0", "1"], ["-1", "2", "x"]),
     "--word": (["the", "."], ["no-such-word", ""]),
-}
-
-BUILD: dict[str, tuple[list[str], list[str]]] = {
-    name: TRAIN[name]
-    for name in (
-        *("--min-count", "--max-vocabulary", "--recipe", "--root", "--leaf", "--levels"),
-        *("--seed", "--tokenizer", "--unknown"),
-    )
 }
 
 

@@ -1,8 +1,9 @@
 """Random trees as nested tuples, and their tables for the operators, in plain Python.
 
-A node of a tree has one of four kinds, the blocks of the operators: binary, wide, wide root, and
-leaf group, whose children are all classes. The scores of binary nodes have one row each, those of
-wide nodes one for each child, those of leaf groups one for each class of the tree.
+A node of a tree has one of three kinds, the numbers of which the operators read: binary, group,
+whose children are classes, and wide root. Trees have groups below a wide root, or binary nodes
+below a wide root or a binary one. The scores of binary nodes have one row each, those of a root one
+for each child, those of groups one for each class of the tree.
 """
 
 from __future__ import annotations
@@ -15,28 +16,29 @@ import hypothesis.strategies as st
 import numpy as np
 import numpy.typing as npt
 
-BINARY, WIDE, ROOT, GROUP = KINDS = range(4)
-SHAPES = ("balanced", "random", "chain", "flat", "wide root", "groups", "mixed")
+BINARY, GROUP, ROOT = KINDS = range(3)
+PATHS = ("balanced", "random", "chain")
+SHAPES = (*PATHS, "groups", "mixed")
 DEEPEST = 60
 SIZES = st.one_of(st.integers(1, 12), st.integers(13, 80), st.integers(81, 400))
 
 
 def nested_tree(shape: str, n_classes: int, root: int, random: np.random.Generator) -> Any:
-    """Nested tuples over the classes 0 .. V - 1 in random order; 0 for V = 1. A wide root has
-    ``root`` children."""
+    """Nested tuples over the classes 0 .. V - 1 in random order; 0 for V = 1. The root has ``root``
+    children, or for 0 as many as other nodes of the shape."""
 
     def cuts(n: int, depth: int) -> list[int]:
-        if shape == "flat" or depth >= DEEPEST or (shape == "groups" and n <= 6):
-            return list(range(n + 1))
-        if shape == "balanced" or depth > DEEPEST - 20:
-            return [0, n // 2, n]
-        if shape == "chain":
-            return [0, int(random.choice([1, n - 1])), n]
         parts = 2
-        if shape == "mixed":
+        if depth == 0 and root:
+            parts = min(root, n)
+        elif shape == "groups" or depth >= DEEPEST:
+            return list(range(n + 1))
+        elif shape == "balanced" or depth > DEEPEST - 20:
+            return [0, n // 2, n]
+        elif shape == "chain":
+            return [0, int(random.choice([1, n - 1])), n]
+        elif shape == "mixed":
             parts = int(random.integers(2, min(n, 6) + 1))
-        elif shape == "wide root" and depth == 0:
-            parts = root
         inner = 1 + random.choice(n - 1, parts - 1, replace=False)
         return [0, *sorted(inner.tolist()), n]
 
@@ -89,26 +91,30 @@ class Forest:
                     found[~child] = path
         return found
 
-    def path_tables(self, kinds: set[int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], int]:
-        """Offsets [T, V + 1], entries and the longest path (in rows) of the nodes of some kinds, as
-        path_log_prob, wide_log_prob and leaf_log_prob read them."""
+    def path_tables(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], int]:
+        """Offsets [T, V + 1] and entries of the binary nodes, and the longest path."""
         offset = np.zeros((len(self.trees), self.n_classes + 1), np.int64)
-        entries: list[Any] = []
-        longest = 0
+        entries: list[int] = []
         for t in range(len(self.trees)):
             paths = self.paths(t)
             for c in range(self.n_classes):
                 offset[t, c] = len(entries)
-                nodes = [(n, k) for n, k in paths[c] if n.kind in kinds]
-                if kinds == {BINARY}:
-                    entries += [node.first_row << 1 | (k == 0) for node, k in nodes]
-                    longest = max(longest, len(nodes))
-                else:
-                    entries += [(node.first_row, len(node.children), k) for node, k in nodes]
-                    longest = max(longest, sum(len(node.children) for node, _ in nodes))
+                nodes = [(node, k) for node, k in paths[c] if node.kind == BINARY]
+                entries += [node.first_row << 1 | (k == 0) for node, k in nodes]
             offset[t, -1] = len(entries)
-        shape = (-1,) if kinds == {BINARY} else (-1, 3)
-        return offset, np.array(entries, np.int32).reshape(shape), longest
+        return offset, np.array(entries, np.int32), int(np.diff(offset).max())
+
+    def group_tables(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], int]:
+        """cluster [T, V], order [T, V] and begin [T, C + 1] of trees with groups, and the size of
+        the largest group."""
+        cluster = np.zeros((len(self.trees), self.n_classes), np.int32)
+        begins = []
+        for t in range(len(self.trees)):
+            for c, path in self.paths(t).items():
+                cluster[t, c] = path[0][1] if path else 0
+            begins.append([0, *np.bincount(cluster[t]).cumsum()])
+        begin = np.array(begins, np.int32)
+        return cluster, np.array(self.orders, np.int32), begin, int(np.diff(begin).max())
 
     @property
     def leaf_position(self) -> npt.NDArray[np.int32]:
@@ -123,9 +129,8 @@ class Forest:
         for t, tree in enumerate(self.trees):
             above, place = [-1] * len(tree), 0
             for number, item in enumerate(tree):
-                block = WIDE if item.kind == GROUP else item.kind
-                row = item.first_row + (self.n_rows[WIDE] if item.kind == GROUP else 0)
-                node[t, number] = block, row, place, len(item.children), above[number]
+                n_children = len(item.children)
+                node[t, number] = item.kind, item.first_row, place, n_children, above[number]
                 for child in item.children:
                     edge[t, place] = number, child
                     if child >= 0:
@@ -136,39 +141,33 @@ class Forest:
         return node, edge, leaf_edge
 
 
-def plant(nested_trees: list[Any], *, groups: bool, wide_root: bool) -> Forest:
-    """A forest of nested tuples. groups: whether nodes whose children are all classes are leaf
-    groups; wide_root: whether a wide root is a kind of its own."""
+def plant(nested_trees: list[Any], *, groups: bool) -> Forest:
+    """A forest of nested tuples: groups below the roots, or binary nodes."""
     n_classes = len(classes_of(nested_trees[0]))
-    trees, counts = [], []
+    trees, n_binary, width = [], [0], 0
     for nested in nested_trees:
         nodes: list[Node] = []
-        used = [0, 0, 0]
         place = {c: i for i, c in enumerate(classes_of(nested))}
 
-        def add(item: Any, depth: int, nodes: Any = nodes, used: Any = used, place: Any = place):
+        def add(item: Any, nodes: Any = nodes, place: Any = place) -> int:
             number = len(nodes)
-            nodes.append(Node(BINARY, 0, []))
-            if wide_root and depth == 0 and len(item) > 2:
-                kind = ROOT
-            elif groups and not any(isinstance(child, tuple) for child in item):
-                kind = GROUP
-            else:
-                kind = BINARY if len(item) == 2 else WIDE
-            first = place[item[0]] if kind == GROUP else used[kind]
-            if kind != GROUP:
-                used[kind] += 1 if kind == BINARY else len(item)
-            children = [
-                add(child, depth + 1) if isinstance(child, tuple) else ~child for child in item
+            kind, first = BINARY, sum(node.kind == BINARY for node in nodes)
+            if number == 0 and (groups or len(item) > 2):
+                kind, first = ROOT, 0
+            elif groups:
+                kind, first = GROUP, place[item[0]]
+            nodes.append(Node(kind, first, []))
+            nodes[number].children += [
+                add(child) if isinstance(child, tuple) else ~child for child in item
             ]
-            nodes[number] = Node(kind, first, children)
             return number
 
         if isinstance(nested, tuple):
-            add(nested, 0)
+            add(nested)
+            width = len(nested) if nodes[0].kind == ROOT else 0
         trees.append(nodes)
-        counts.append(used)
-    n_rows = [*np.max(counts, axis=0).tolist(), n_classes]
+        n_binary.append(sum(node.kind == BINARY for node in nodes))
+    n_rows = [max(n_binary), n_classes, width]
     return Forest(trees, [classes_of(nested) for nested in nested_trees], n_rows, n_classes)
 
 
@@ -181,9 +180,10 @@ def random_forest(
     groups: bool,
     wide_root: bool,
 ) -> Forest:
-    """T random trees whose shapes are taken in turn. Wide roots have the same width."""
-    root = int(random.integers(min(n_classes, 3), n_classes + 1))
-    nested = [nested_tree(shapes[t % len(shapes)], n_classes, root, random) for t in range(n_trees)]
-    widths = {len(tree) for tree in nested if isinstance(tree, tuple) and len(tree) > 2}
-    wide_root = wide_root and len(widths) == 1
-    return plant(nested, groups=groups, wide_root=wide_root)
+    """T random trees: with groups, or of shapes that are taken in turn, with a wide root or a
+    binary one."""
+    root = int(random.integers(min(n_classes, 2 if groups else 3), n_classes + 1))
+    root = root if groups or wide_root else 0
+    names = ["groups"] if groups else shapes
+    nested = [nested_tree(names[t % len(names)], n_classes, root, random) for t in range(n_trees)]
+    return plant(nested, groups=groups)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fuzz.curves import Bend, Pieces
-from fuzz.forests import BINARY, GROUP, ROOT, WIDE, plant
+from fuzz.forests import BINARY, GROUP, ROOT, plant
 from fuzz.truth import class_log_prob, log_softmax, log_sum_exp, mixture, sigmoid
 
 Array = npt.NDArray[np.float64]
@@ -121,10 +121,8 @@ def adaptive(head: Any, state: State, hidden: Array) -> Array:
 
 
 def trees(head: Any, state: State, hidden: Array) -> Array:
-    """Trees with vectors of their own, or with a shared output embedding in leaf groups."""
-    leaves = head.node_vectors == "leaves"
-    nested = [tree.to_nested() for tree in head.trees]
-    forest = plant(nested, groups=leaves, wide_root=True)
+    """Binary nodes with vectors of their own, or groups with a shared output embedding."""
+    forest = plant([tree.to_nested() for tree in head.trees], groups=head.groups)
     gate = np.zeros((len(hidden), head.n_trees))
     if head.n_trees > 1 and head.gate.name == "constant":
         gate = gate + state["gate.logits"]
@@ -135,22 +133,21 @@ def trees(head: Any, state: State, hidden: Array) -> Array:
         chosen = slice(None)
         if "feature_index" in state:
             chosen = state["feature_index"][t].astype(int)
-        scores = {}
-        for kind, prefix in ((BINARY, "binary"), (WIDE, "wide"), (ROOT, "root")):
-            if f"nodes.{prefix}_bias" not in state:
-                continue
-            bias = state[f"nodes.{prefix}_bias"][t]
-            weight = state.get(
-                f"nodes.{prefix}_weight", np.zeros((1, *bias.shape, head.subset_size))
-            )
-            weight = weight[min(t, len(weight) - 1)].copy()
-            if leaves and kind == ROOT:
-                for k, child in enumerate(tree[0].children):
-                    if child < 0:
-                        weight[k] += state["nodes.output_embedding"][~child][chosen]
-            scores[kind] = hidden[:, chosen] @ weight.T + bias
-        if leaves and "nodes.leaf_bias" in state:
-            scores[GROUP] = hidden @ state["nodes.output_embedding"].T + state["nodes.leaf_bias"][t]
+        x, scores = hidden[:, chosen], {}
+        if "roots.bias" in state:
+            weight = np.zeros((head.below.clusters, head.subset_size))
+            if "roots.weight" in state:
+                weight += state["roots.weight"][t]
+            for k, child in enumerate(tree[0].children):
+                if head.groups and child < 0:  # a cluster of one class adds its row
+                    weight[k] += state["below.weight"][~child][chosen]
+            scores[ROOT] = x @ weight.T + state["roots.bias"][t]
+        if "below.bias" in state:
+            weight, bias = state["below.weight"], state["below.bias"][t]
+            if head.groups:
+                scores[GROUP] = hidden @ weight.T + bias
+            else:
+                scores[BINARY] = x @ weight[t].T + bias
         each.append(class_log_prob(forest, t, scores, len(hidden)))
     return mixture(each, log_softmax(gate))[0]
 

@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fuzz.forests import BINARY, GROUP, WIDE
+from fuzz.forests import GROUP, PATHS
 from fuzz.problems import Problem, Setting
-from fuzz.test_ops import FUNCTIONS, all_classes, arguments_on_paths
+from fuzz.test_ops import FUNCTIONS, all_classes, target_arguments
 from hstree import ops
 
 SEARCH = [
-    *("hidden", "weight", "bias", "wide_weight", "wide_bias", "leaf_weight", "leaf_bias"),
-    *("root_log_prob", "log_gate", "feature_index", "node", "edge", "leaf_edge"),
+    *("hidden", "weight", "bias", "class_weight", "class_bias", "root_log_prob"),
+    *("log_gate", "feature_index", "node", "edge", "leaf_edge"),
 ]
 # Names in the schemas: those of backward operators, and n_classes of tree_log_softmax.
 INNER_NAMES = ["grad_log_prob", "score", "classes"]
@@ -43,25 +43,14 @@ NUMBERS = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int6
 Call = tuple[Callable[..., Any], dict[str, Any]]
 
 
-def on_paths(problem: Problem, kind: int) -> Call:
-    tables = {
-        BINARY: ("target", "path_offset", "path", "leaf_position", "feature_index"),
-        WIDE: ("target", "wide_offset", "wide_path", "leaf_position", "feature_index"),
-        GROUP: ("target", "group_offset", "group", "leaf_position", "leaf_class"),
-    }
-    values, keyword = arguments_on_paths(problem, kind)
-    arguments = {
-        "hidden": problem.hidden,
-        "weight": problem.weight[kind],
-        "bias": problem.bias[kind],
-        **dict(zip(tables[kind], values, strict=True)),
-        **keyword,
-        "order": None,
-    }
-    if problem.random.integers(2):
-        leaf_position = torch.from_numpy(problem.forest.leaf_position)
-        arguments["order"] = ops.leaf_order(problem.target, leaf_position)
-    return FUNCTIONS[kind], arguments
+def of_targets(problem: Problem) -> Call:
+    tables = ["path_offset", "path", "leaf_position", "feature_index"]
+    if problem.kind == GROUP:
+        tables = ["cluster", "order", "begin"]
+    values, keyword = target_arguments(problem)
+    arguments = {"hidden": problem.hidden, "weight": problem.weight, "bias": problem.bias}
+    arguments |= dict(zip(["target", *tables], values, strict=True))
+    return FUNCTIONS[problem.kind], arguments | keyword
 
 
 def all_calls(problem: Problem) -> list[Call]:
@@ -71,7 +60,6 @@ def all_calls(problem: Problem) -> list[Call]:
     values, keywords = all_classes(problem, torch.float32)
     names = ("score", "log_gate", "node", "edge", "n_classes")
     classes, features = problem.setting.n_classes, problem.setting.features
-    candidates = torch.from_numpy(random.integers(-1, classes, (rows, 3)))
     latent = torch.randn(rows, 2, features)
     weight, target = torch.randn(classes, features), problem.target
     index = torch.tensor([np.flatnonzero(random.integers(0, 2, classes))])
@@ -95,14 +83,14 @@ def all_calls(problem: Problem) -> list[Call]:
     forest = {"hidden": latent[:, 0], "log_prior": prior, "cluster_score": torch.randn(rows, 2, 3)}
     forest |= {"weight": weight, "bias": None, "offset": weight[:, 0]}
     forest["cluster"] = torch.from_numpy(random.integers(0, 3, (classes, 2))).int()
-    position = torch.from_numpy(problem.forest.leaf_position)
+    scores = dict(zip(names, values, strict=True)) | keywords
+    top = [(ops.group_topk, scores | {"k": 1})] if problem.kind == GROUP else []
     return [
-        *(on_paths(problem, kind) for kind in FUNCTIONS),
-        (ops.tree_log_softmax, dict(zip(names, values, strict=True)) | keywords),
+        of_targets(problem),
+        (ops.tree_log_softmax, scores),
+        *top,
         (ops.tree_topk, search | {"k": 1 + int(random.integers(classes))}),
         (ops.sample, search | {"seed": torch.tensor([3]), "n": 4, "temperature": 1.0}),
-        (ops.candidate_log_prob, search | {"candidates": candidates, "temperature": 1.0}),
-        (ops.leaf_order, {"target": target, "leaf_position": position}),
         (ops.feature_gather, {"hidden": problem.hidden, "feature_index": subset}),
         (ops.target_log_softmax, logits | table),
         (ops.mixture_log_prob, mixture | {"target": target, "chunk_rows": 3}),
@@ -163,7 +151,7 @@ def main(seed: int, count: int) -> None:
     refused = returned = 0
     for number in range(seed, seed + count):
         random = np.random.default_rng(number)
-        shapes = [str(random.choice(["random", "mixed", "wide root", "groups", "flat"]))]
+        shapes = [str(random.choice(PATHS))]
         setting = Setting(
             n_trees=int(random.integers(1, 4)),
             n_classes=int(random.integers(1, 30)),

@@ -41,12 +41,7 @@ def check_tree(item: Any, n_classes: int) -> None:
 
 
 def check_collapsed(
-    before: Any,
-    after: Any,
-    root: int,
-    leaf: int,
-    levels: int | None,
-    frequencies: Sequence[float] | None,
+    before: Any, after: Any, clusters: int, binary: bool, frequencies: Sequence[float] | None
 ) -> None:
     """What the docstring of Tree.collapse promises."""
     n_classes = len(classes_of(before))
@@ -54,42 +49,32 @@ def check_collapsed(
     check_tree(after, n_classes)
     if n_classes == 1:
         return
-    if max(root, leaf) >= n_classes:
-        assert after == tuple(classes_of(before))
-        return
+    clusters = min(clusters, n_classes)
     bound = n_classes
-    if levels == 2:
-        bound = next(b for b in range(n_classes * 4 + 1) if b * b >= 16 * n_classes <= 4 * b * root)
+    if not binary:
+        bound = next(b for b in range(9 * n_classes) if b * b >= 16 * n_classes <= 4 * b * clusters)
         assert all(len(classes_of(child)) <= bound for child in after)
+        assert max(depths(after).values()) <= 2
 
     def parts(item: Any) -> int:
         return -(-len(classes_of(item)) // bound)
 
-    assert len(after) <= max(root, sum(map(parts, before)))
+    assert len(after) <= max(clusters, sum(map(parts, before)))
     # Every cluster is a node or class of the tree before, and no inner node that could be
     # replaced by its children is heavier than one that was.
     spans = {tuple(classes_of(node)): node for node in inner(before)}
-    clusters = undivided([tuple(classes_of(child)) for child in after], list(spans), bound)
-    assert all(len(c) == 1 or c in spans for c in clusters)
-    opened = [span for span in spans if not any(set(span) <= set(c) for c in clusters)]
-    room = root - len(after)
-    wide = [spans[c] for c in clusters if len(c) > 1]
+    whole = undivided([tuple(classes_of(child)) for child in after], list(spans), bound)
+    assert all(len(c) == 1 or c in spans for c in whole)
+    if binary:
+        assert all(child == spans[tuple(classes_of(child))] for child in after if inner(child))
+    opened = [span for span in spans if not any(set(span) <= set(c) for c in whole)]
+    room = clusters - len(after)
+    wide = [spans[c] for c in whole if len(c) > 1]
     assert all(sum(map(parts, node)) - parts(node) > max(room, 0) for node in wide)
-    binary = all(len(node) == 2 for node in inner(before))
-    if frequencies is None and binary and len(opened) > 1 and max(map(parts, before)) == 1:
+    only_binary = all(len(node) == 2 for node in inner(before))
+    if frequencies is None and only_binary and len(opened) > 1 and max(map(parts, before)) == 1:
         lightest = min(len(span) for span in opened)
         assert all(len(classes_of(node)) <= lightest for node in wide)
-    most = {2: 2, 3: 3, None: 10**9}[levels]
-    assert max(depths(after).values()) <= max(most, 1)
-    # Groups are maximal: no node below the root with at most leaf classes has an inner child.
-    for child in after:
-        for node in inner(child):
-            if len(classes_of(node)) <= leaf:
-                assert not any(isinstance(below, tuple) for below in node)
-    if levels == 2:
-        assert all(
-            not isinstance(below, tuple) for c in after if isinstance(c, tuple) for below in c
-        )
 
 
 def undivided(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fuzz.forests import BINARY, GROUP, KINDS, ROOT, SHAPES, SIZES, WIDE, Forest, random_forest
+from fuzz.forests import BINARY, GROUP, PATHS, ROOT, SIZES, Forest, random_forest
 from fuzz.tensors import DTYPES, LAYOUTS, laid_out, sums, truth
 from fuzz.truth import class_log_prob, log_softmax, mixture
 
@@ -39,7 +39,7 @@ SETTINGS = st.builds(
     Setting,
     n_trees=st.integers(1, 5),
     n_classes=SIZES,
-    shapes=st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3),
+    shapes=st.lists(st.sampled_from(PATHS), min_size=1, max_size=3),
     groups=st.booleans(),
     wide_root=st.booleans(),
     rows=st.one_of(st.integers(0, 20), st.sampled_from([33, 64, 130])),
@@ -81,21 +81,16 @@ class Problem:
         self.hidden = self.draw(s.rows, s.features)
         if s.layout == "expanded" and s.rows:
             self.hidden = self.hidden[:1].expand(s.rows, -1)
-        self.weight = {kind: self.draw(s.n_trees, forest.n_rows[kind], size) for kind in (0, 1)}
-        self.weight[GROUP] = self.draw(s.n_classes, s.features)
-        self.bias = {
-            kind: self.draw(s.n_trees, forest.n_rows[kind]) if s.bias else None
-            for kind in (BINARY, WIDE, GROUP)
-        }
+        self.kind = GROUP if s.groups else BINARY
+        binary = (s.n_trees, forest.n_rows[BINARY], size)
+        self.weight = self.draw(*((s.n_classes, s.features) if s.groups else binary))
+        self.bias = self.draw(s.n_trees, forest.n_rows[self.kind]) if s.bias else None
         self.target = torch.from_numpy(self.random.integers(0, s.n_classes, s.rows))
         self.target[torch.from_numpy(self.random.random(s.rows) < s.ignored)] = -1
-        widest = forest.n_rows[ROOT]
-        self.root = self.random.standard_normal((s.n_trees, s.rows, widest))
-        for t, tree in enumerate(forest.trees):
-            if tree and tree[0].kind == ROOT:
-                width = len(tree[0].children)
-                self.root[t, :, :width] = log_softmax(self.root[t, :, :width])
-        self.root_log_prob = self.laid(torch.from_numpy(self.root).to(sums(self.dtype)))
+        root = log_softmax(
+            self.random.standard_normal((s.n_trees, s.rows, max(1, forest.n_rows[ROOT])))
+        )
+        self.root_log_prob = self.laid(torch.from_numpy(root).to(sums(self.dtype)))
         gate = log_softmax(self.random.standard_normal((s.rows, s.n_trees)))
         self.log_gate = self.laid(torch.from_numpy(gate).to(sums(self.dtype)))
 
@@ -107,21 +102,18 @@ class Problem:
         layout = self.setting.layout
         return laid_out(tensor, "contiguous" if layout == "expanded" else layout)
 
-    def features(self, t: int, kind: int, hidden: Any = None) -> Any:
-        """Features [N, S] that the nodes of a kind read in a tree."""
-        x = truth(self.hidden) if hidden is None else hidden
-        if self.feature_index is None or kind == GROUP:
+    def features(self, t: int) -> Any:
+        """Features [N, S] that the nodes below the root read in a tree."""
+        x = truth(self.hidden)
+        if self.feature_index is None or self.kind == GROUP:
             return x
         return x[:, self.feature_index[t].numpy()]
 
     def scores(self, t: int, temperature: float = 1.0) -> dict[int, Any]:
         """Scores [N, R] of every kind of node in tree t."""
-        result = {ROOT: truth(self.root_log_prob)[t]}
-        for kind in (BINARY, WIDE, GROUP):
-            weight, bias = truth(self.weight[kind]), self.bias[kind]
-            z = self.features(t, kind) @ (weight if kind == GROUP else weight[t]).T
-            result[kind] = (z + (0 if bias is None else truth(bias)[t])) / temperature
-        return result
+        weight, bias = truth(self.weight), 0 if self.bias is None else truth(self.bias)[t]
+        z = self.features(t) @ (weight if self.kind == GROUP else weight[t]).T + bias
+        return {ROOT: truth(self.root_log_prob)[t], self.kind: z / temperature}
 
     def magnitude(self) -> float:
         """The largest sum of magnitudes in a score, times the number of nodes on a path."""
@@ -134,18 +126,16 @@ class Problem:
         """log P [N, V] of the mixture of trees."""
         rows = self.setting.rows
         each = [
-            class_log_prob(self.forest, t, self.scores(t, temperature), rows, KINDS)
+            class_log_prob(self.forest, t, self.scores(t, temperature), rows)
             for t in range(self.setting.n_trees)
         ]
         return mixture(each, truth(self.log_gate))[0]
 
     def search_arguments(self) -> list[Any]:
-        """The arguments that tree_topk, sample and candidate_log_prob share."""
-        with_leaves = any(node.kind == GROUP for tree in self.forest.trees for node in tree)
-        blocks: list[Tensor | None] = []
-        for kind in (BINARY, WIDE, GROUP):
-            there = with_leaves if kind == GROUP else self.forest.n_rows[kind] > 0
-            blocks += [self.weight[kind] if there else None, self.bias[kind] if there else None]
+        """The arguments that tree_topk and sample share."""
+        there = any(node.kind == self.kind for tree in self.forest.trees for node in tree)
+        own = [self.weight, self.bias] if there else [None, None]
+        blocks = [None, None, *own] if self.kind == GROUP else [*own, None, None]
         root = self.root_log_prob if self.forest.n_rows[ROOT] else None
         tables = [torch.from_numpy(table) for table in self.forest.node_tables()]
         return [self.hidden, *blocks, root, self.log_gate, self.feature_index, *tables]

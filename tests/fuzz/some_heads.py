@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fuzz.forests import nested_tree
+from fuzz.forests import PATHS, nested_tree
 from hstree import heads
 from hstree.trees import Tree
 
@@ -49,10 +49,10 @@ HEAD_SETTINGS = st.builds(
 NO_Z_LOSS = ("trees", "forest", "adaptive", "mos", "mos-plif")
 
 
-def some_trees(n_classes: int, random: np.random.Generator) -> list[Tree]:
+def some_trees(n_classes: int, groups: bool, random: np.random.Generator) -> list[Tree]:
     """One to three trees with roots of the same width."""
-    root = int(random.integers(min(n_classes, 3), n_classes + 1))
-    shapes = (("wide root",), ("flat",), ("balanced", "random", "chain"))[random.integers(3)]
+    root = int(random.integers(min(n_classes, 2), n_classes + 1))
+    shapes = ("groups",) if groups else PATHS
     nested = [
         nested_tree(str(random.choice(shapes)), n_classes, root, random)
         for _ in range(random.integers(1, 4))
@@ -100,13 +100,13 @@ def special_options(setting: HeadSetting, random: np.random.Generator) -> dict[s
     if name == "sampled":
         return decoder | every | {"sparse": sparse}
     if name == "trees":
-        vectors = "leaves" if setting.tied else str(random.choice(["free", "leaves"]))
+        groups = setting.tied or bool(random.integers(2))
         return {
-            "trees": some_trees(v, random),
+            "trees": some_trees(v, groups, random),
+            "groups": groups,
             "subset_size": int(random.integers(1, d + 1)),
             "gate": str(random.choice(["uniform", "constant", "context"])),
-            "node_vectors": vectors,
-            "embedding": embedding if vectors == "leaves" else None,
+            "embedding": embedding,
             "frequencies": counts,
             "sparse": not setting.label_smoothing and bool(random.integers(2)),
             "seed": int(random.integers(100)),

@@ -4,7 +4,6 @@ of threads must not change."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -13,27 +12,11 @@ from hypothesis import given, settings
 from ops.cases import threads
 from torch import Tensor
 
-from fuzz.forests import BINARY, GROUP, ROOT, WIDE
 from fuzz.problems import SETTINGS, Problem, Setting
 from fuzz.scale import cases
-from fuzz.tensors import check_close, same_bits, sums, truth
-from fuzz.test_ops import all_classes, tree_log_softmax_and_gradients
-from fuzz.truth import class_log_prob, mixture
+from fuzz.tensors import check_close, same_bits, sums
+from fuzz.test_ops import all_classes, tree_log_softmax_and_gradients, true_log_prob
 from hstree import ops
-
-
-def true_log_prob(problem: Problem, score: Tensor, gate: Tensor, keywords: dict[str, Any]) -> Any:
-    """log P [N, V] of a mixture from the scores of all nodes."""
-    forest, each = problem.forest, []
-    binary, wide, root, _ = forest.n_rows
-    cuts = {BINARY: (0, binary), WIDE: (binary, wide), ROOT: (binary + wide, root)}
-    for t in range(problem.setting.n_trees):
-        z = truth(score)[t].T
-        scores = {kind: z[:, first : first + size] for kind, (first, size) in cuts.items()}
-        if "leaf_score" in keywords:
-            scores[GROUP] = truth(keywords["leaf_score"]) + truth(keywords["leaf_bias"])[t]
-        each.append(class_log_prob(forest, t, scores, problem.setting.rows))
-    return mixture(each, truth(gate))[0]
 
 
 @given(
@@ -52,7 +35,7 @@ def test_tree_log_softmax_of_impossible_classes(
     dtype = torch.float64 if double else torch.float32
     (score, gate, *tables), keywords = all_classes(problem, dtype)
     score = score * size
-    for name in ("leaf_score", "leaf_bias"):
+    for name in ("class_score", "class_bias"):
         if name in keywords:
             keywords[name] = keywords[name] * size
     gate = gate.clone()
@@ -61,7 +44,7 @@ def test_tree_log_softmax_of_impossible_classes(
         gate[:, 0] = 0.0
     grad = torch.ones(setting.rows, setting.n_classes, dtype=dtype)
     log_prob, *gradients = tree_log_softmax_and_gradients(score, gate, tables, keywords, grad)
-    true = true_log_prob(problem, score, gate, keywords)
+    true, _ = true_log_prob(problem, score, gate, keywords)
     check_close("log_prob", log_prob, true, scale=size * (20 + setting.n_classes))
     if size < 1e30:
         assert all(gradient.isfinite().all() for gradient in gradients)
@@ -73,8 +56,7 @@ def test_tree_log_softmax_of_impossible_classes(
 def test_search_of_impossible_classes(setting: Setting, size: float, closed: bool) -> None:
     setting = replace(setting, scale=1.0, dtype="float32" if setting.seed % 2 else "float64")
     problem = Problem(setting)
-    for kind, weight in problem.weight.items():
-        problem.weight[kind] = weight * size
+    problem.weight = problem.weight * size
     if closed:
         problem.log_gate = problem.log_gate.clone()
         problem.log_gate[:, 1:] = -torch.inf
@@ -82,8 +64,6 @@ def test_search_of_impossible_classes(setting: Setting, size: float, closed: boo
     true = problem.log_prob()
     arguments, rows = problem.search_arguments(), np.arange(setting.rows)[:, None]
     scale = problem.magnitude() * size
-    every = torch.arange(setting.n_classes).expand(setting.rows, -1)
-    check_close("log_prob", ops.candidate_log_prob(*arguments, every), true, scale=scale)
     k = min(5, setting.n_classes)
     values, classes = ops.tree_topk(*arguments, k)
     check_close("topk", values, true[rows, classes.numpy()], scale=scale)
@@ -112,7 +92,6 @@ def test_one_thread_and_two_give_the_same_bits(setting: Setting) -> None:
             *tree_log_softmax_and_gradients(score, gate, tables, keywords, grad),
             *ops.tree_topk(*arguments, 9),
             *ops.sample(*arguments, seed, n=9),
-            ops.candidate_log_prob(*arguments, problem.target[:, None].clamp(min=0)),
         ]
 
     alone = compute()

@@ -75,8 +75,7 @@ def test_log_prob_and_losses(setting: HeadSetting, shape: tuple[int, ...]) -> No
         of_row, smoothing = weight[safe] * kept, setting.label_smoothing
         each = -(1 - smoothing) * of_row * at_target - smoothing * kept * (weight * true).mean(-1)
         if setting.reduction == "mean":
-            with np.errstate(invalid="ignore", divide="ignore"):
-                each = np.divide(each.sum(), of_row.sum())
+            each = each.sum() / of_row.sum() if of_row.any() else np.array(np.nan)
         close(loss, each if setting.reduction != "sum" else each.sum())
     assert loss.shape == (shape if setting.reduction == "none" else ())
     total = loss.sum()
@@ -192,6 +191,7 @@ BAD: dict[str, list[Any]] = {
     "positive": [0.0, -1.0, np.nan, np.inf, "1", *ODD],
     "share": [-0.1, 1.0, np.nan, "0.1", *ODD],
     "choice": ["other", "", 3, None],
+    "flag": ["yes", 3, 1.0, [True], *ODD],
 }
 OPTIONS: dict[str, dict[str, str]] = {
     "": {
@@ -211,7 +211,7 @@ OPTIONS: dict[str, dict[str, str]] = {
     "forest": {"n_trees": "count", "clusters": "count", "tree_dropout": "share", "gate": "choice"},
     "mixtape": {"gate_features": "count"},
     "sampled": {"negatives": "count", "distribution": "choice", "alpha": "number"},
-    "trees": {"gate": "choice", "node_vectors": "choice"},
+    "trees": {"gate": "choice", "groups": "flag", "sparse": "flag"},
 }
 
 

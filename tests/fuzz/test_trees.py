@@ -52,7 +52,7 @@ def nested(draw: Any) -> Any:
     """A nested tuple of any shape."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     n_classes = draw(SIZES)
-    root = int(random.integers(min(n_classes, 3), n_classes + 1))
+    root = draw(st.sampled_from([0, int(random.integers(min(n_classes, 2), n_classes + 1))]))
     return nested_tree(draw(st.sampled_from(SHAPES)), n_classes, root, random)
 
 
@@ -98,22 +98,18 @@ def test_representations(item: Any) -> None:
 
 @given(
     item=nested(),
-    root=st.one_of(st.integers(1, 12), st.integers(1, 200)),
-    leaf=st.one_of(st.integers(1, 9), st.integers(1, 200)),
-    levels=st.sampled_from([None, 2, 3]),
+    clusters=st.one_of(st.integers(2, 12), st.integers(2, 200)),
+    binary=st.booleans(),
     seed=st.one_of(st.none(), st.integers(0, 2**32 - 1)),
 )
 @settings(max_examples=cases(60))
-def test_collapse(item: Any, root: int, leaf: int, levels: int | None, seed: int | None) -> None:
-    leaf = 1 if levels == 2 else leaf
+def test_collapse(item: Any, clusters: int, binary: bool, seed: int | None) -> None:
     frequencies = None
     if seed is not None:
         frequencies = np.random.default_rng(seed).integers(0, 50, len(classes_of(item))).tolist()
     tree = Tree.from_nested(item)
-    collapsed = tree.collapse(root, leaf, levels, frequencies)
-    check_collapsed(item, collapsed.to_nested(), root, leaf, levels, frequencies)
-    if levels is None and max(root, leaf) == 1:
-        assert collapsed == tree
+    collapsed = tree.collapse(clusters, binary=binary, frequencies=frequencies)
+    check_collapsed(item, collapsed.to_nested(), clusters, binary, frequencies)
 
 
 @given(n_classes=SIZES, seed=SEEDS)
@@ -197,31 +193,24 @@ def test_clustered_trees(
     recipe=st.sampled_from(["random", "huffman", "cluster"]),
     n_classes=SIZES,
     n_trees=st.integers(1, 4),
-    root=st.integers(1, 40),
-    leaf=st.integers(1, 12),
-    levels=st.sampled_from([None, 2, 3]),
+    clusters=st.integers(2, 40),
+    binary=st.booleans(),
     seed=SEEDS,
 )
 @settings(max_examples=cases(30))
 def test_ensembles(
-    recipe: str,
-    n_classes: int,
-    n_trees: int,
-    root: int,
-    leaf: int,
-    levels: int | None,
-    seed: int,
+    recipe: str, n_classes: int, n_trees: int, clusters: int, binary: bool, seed: int
 ) -> None:
-    leaf = 1 if levels == 2 else leaf
     random = np.random.default_rng(seed)
     counts, vectors = random.integers(0, 9, n_classes), random.standard_normal((n_classes, 3))
-    shape = (root, leaf, levels)
-    trees = build_ensemble(recipe, n_classes, n_trees, counts, vectors, seed, *shape)
+    options = {"noise": 0.2} if recipe == "cluster" else {}
+    given_ = (recipe, n_classes, n_trees, counts, vectors, seed, clusters, binary)
+    trees = build_ensemble(*given_, **options)
     assert len(trees) == n_trees
     for t, tree in enumerate(trees):
         tree_seed = hstree.trees.tree_seed(seed, t)
-        plain = build_tree(recipe, n_classes, counts, vectors, tree_seed)
-        check_collapsed(plain.to_nested(), tree.to_nested(), *shape, counts.tolist())
+        plain = build_tree(recipe, n_classes, counts, vectors, tree_seed, **options)
+        check_collapsed(plain.to_nested(), tree.to_nested(), clusters, binary, counts.tolist())
 
 
 @given(item=nested(), data=st.data())
@@ -265,9 +254,3 @@ def rebuilt(order: list[int], node_offset: list[int], boundary: list[int]) -> bo
         return all(build(a, b, depth + 1) for a, b in pairwise(node))
 
     return build(0, n, 0) and not nodes
-
-
-def root_classes(tree: Tree) -> set[int]:
-    """The classes that are children of a wide root: their biases are those of the root's rows."""
-    item = tree.to_nested()
-    return {child for child in item if isinstance(child, int)} if len(item) > 2 else set()

@@ -1,6 +1,6 @@
 """Log-probabilities of trees and their gradients in float64 numpy, from the formulas.
 
-``scores[kind]`` is an array [N, R] of one tree; see :mod:`fuzz.forests`. For leaf groups R = V.
+``scores[kind]`` is an array [N, R] of one tree; see :mod:`fuzz.forests`. For groups R = V.
 """
 
 from __future__ import annotations

@@ -83,6 +83,7 @@ HEADS: dict[str, Callable[..., Head]] = {
         D, V, scale=0.7, soft_cap=40.0, bias=False, **more
     ),
     "gss": lambda **more: GSS(D, V, c=-0.5, k=2.5, **more),
+    "plif": lambda **more: PLIF(D, V, frequencies=FREQUENCIES, **PIECES, **more),
     "plif, tied": lambda **more: PLIF(D, V, embedding=embedding(), **PIECES, **more),
     "monotonic": lambda **more: MonotonicNetwork(D, V, units=9, intervals=512, **more),
     "mos": lambda **more: MixtureOfSoftmaxes(

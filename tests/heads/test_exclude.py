@@ -184,7 +184,7 @@ def test_gradients(kind: str) -> None:
 
 def test_trees_score_no_more_than_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search and draws again, not all classes, where few classes are excluded."""
-    head, hidden = searched(), draw(8, D)
+    head, hidden = searched(), draw(2, D)
     log_prob = head.log_prob(hidden)
     exclude = torch.stack([log_prob.topk(40).indices[:, 20], log_prob.topk(40).indices[:, 30]], 1)
     expected = renormalized(log_prob, exclude)

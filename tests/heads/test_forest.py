@@ -178,7 +178,7 @@ def test_clusters() -> None:
         assert counts.tolist() == [100] * 10
     same = [(a == b).float().mean() for a, b in zip(head.cluster.t(), head.cluster.t()[1:])]  # noqa: B905
     assert max(same) < 0.2
-    trees = build_ensemble("cluster", V, 2, FREQUENCIES, draw(V, 4).numpy(), 1, 5, 1, 2)
+    trees = build_ensemble("cluster", V, 2, FREQUENCIES, draw(V, 4).numpy(), 1, 5)
     cluster = ForestSoftmax(D, V, trees=trees).cluster
     for t, tree in enumerate(trees):
         for k, child in enumerate(tree.to_nested()):
@@ -216,8 +216,7 @@ def test_clusters_of_vectors() -> None:
     """The rows of a layer, by default of the one that the head starts from."""
     linear, options = torch.nn.Linear(D, V), {"n_trees": 2, "clusters": 8, "seed": 4}
     head = ForestSoftmax(D, V, vectors=linear.weight, frequencies=FREQUENCIES, **options)
-    built = build_ensemble("cluster", V, 2, FREQUENCIES, linear.weight.detach().numpy(), 4, 8, 1,
-                           2, noise=0.3)  # fmt: skip
+    built = build_ensemble("cluster", V, 2, FREQUENCIES, linear.weight.detach().numpy(), 4, 8)
     assert torch.equal(head.cluster, ForestSoftmax(D, V, trees=built).cluster)
     made = ForestSoftmax.from_linear(linear, frequencies=FREQUENCIES, **options)
     assert torch.equal(made.cluster, head.cluster)

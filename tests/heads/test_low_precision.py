@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heads.support import FREQUENCIES, HEADS, D, V, draw, draw_targets, make, parts, trees
+from heads.support import FREQUENCIES, HEADS, D, V, draw, draw_targets, make, trees
 from hstree import _numerics
 from hstree.heads import Head, SampledSoftmax, TreeEnsemble
-from hstree.heads.trees import queries as ways
-from hstree.heads.trees.nodes import LeafBlock
+from hstree.heads.trees import Groups
 from hstree.ops import mixture_log_prob as loss
-from hstree.ops import tree_op
 from hstree.ops._row_sparse import cast
 
+OP = sys.modules["hstree.ops.group_log_prob"]  # hstree.ops has the function of this name
 LOW = [torch.bfloat16, torch.float16]
 low = pytest.mark.parametrize("dtype", LOW, ids=["bfloat16", "float16"])
 ENCODED = ("mos", "moc", "mixtape", "adaptive", "plif", "monotonic")
@@ -82,7 +81,7 @@ def test_sums_are_float32(
 @low
 @pytest.mark.parametrize("kind", TREES)
 @pytest.mark.parametrize("temperature", [1e-6, 0.7, 1e6])
-@pytest.mark.parametrize("way", ["chosen", "composed", "all", "looked_up"])
+@pytest.mark.parametrize("way", ["candidate_rows", "_repeated", "_gathered"])
 def test_temperatures(
     kind: str,
     dtype: torch.dtype,
@@ -93,25 +92,20 @@ def test_temperatures(
     """Candidates at every temperature, in each of the ways they are computed: those of float64, up
     to roundings of the scores that the temperature divides."""
     head, truth = pair(kind, dtype)
-    if way != "chosen":
-        function = getattr(ways, f"{way}_candidates")
-        monkeypatch.setattr("hstree.heads.trees.ensemble.choose_way", lambda *_: function)
+    monkeypatch.setattr(TreeEnsemble, "candidate_rows", getattr(TreeEnsemble, way))
     hidden, classes = contexts(4, dtype), torch.arange(V).expand(4, -1)
-    recorded = way != "looked_up"
-    with torch.set_grad_enabled(recorded):
-        got = head.candidate_log_prob(hidden, classes, temperature=temperature)
+    got = head.candidate_log_prob(hidden, classes, temperature=temperature)
     with torch.no_grad():
-        expected = ways.looked_up_candidates(*parts(truth, hidden.double()), classes, temperature)
+        expected = truth.candidate_log_prob(hidden.double(), classes, temperature=temperature)
         largest = float(truth.log_prob(hidden.double()).abs().max())
     unit = max(1.0, largest / temperature)
     torch.testing.assert_close(got.double(), expected, rtol=1e-6, atol=5 * ROUNDINGS * unit)
-    if recorded:
-        got.clamp(min=-1e4).sum().backward()
-        for name, parameter in head.named_parameters():
-            if parameter.grad is not None:
-                assert parameter.grad.dtype == dtype
-                if temperature > 1e-3:  # 1e6 times a gradient overflows float16
-                    assert parameter.grad.to_dense().isfinite().all(), name
+    got.clamp(min=-1e4).sum().backward()
+    for name, parameter in head.named_parameters():
+        if parameter.grad is not None:
+            assert parameter.grad.dtype == dtype
+            if temperature > 1e-3:  # 1e6 times a gradient overflows float16
+                assert parameter.grad.to_dense().isfinite().all(), name
 
 
 @low
@@ -166,16 +160,14 @@ def sparse_heads() -> dict[str, Head]:
     trees: dict[str, Any] = {"n_trees": 3, "sparse": True}
     return {
         "sampled": SampledSoftmax(D, V, negatives=5, frequencies=counts, sparse=True),
-        "free": TreeEnsemble.from_counts(D, counts, root=4, leaf=1, **trees),
-        "leaves": TreeEnsemble.from_counts(D, counts, root=12, **trees, node_vectors="leaves"),
-        "subsets": TreeEnsemble.from_counts(
-            D, counts, root=12, **trees, node_vectors="leaves", subset_size=6
-        ),
+        "paths": TreeEnsemble.from_counts(D, counts, clusters=4, binary=True, **trees),
+        "groups": TreeEnsemble.from_counts(D, counts, clusters=20, **trees),
+        "subsets": TreeEnsemble.from_counts(D, counts, clusters=20, **trees, subset_size=6),
     }
 
 
 @low
-@pytest.mark.parametrize("kind", ["sampled", "free", "leaves", "subsets"])
+@pytest.mark.parametrize("kind", ["sampled", "paths", "groups", "subsets"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_row_sparse_gradients(kind: str, dtype: torch.dtype, training: bool) -> None:
     """Those of the dense head, in one backward pass of both dtypes; torch adds no two of float16 on
@@ -185,10 +177,10 @@ def test_row_sparse_gradients(kind: str, dtype: torch.dtype, training: bool) -> 
         for parameter in head.parameters():
             parameter.copy_(draw(*parameter.shape, seed=2))
     dense = copy.deepcopy(head)
-    getattr(dense, "nodes", dense).sparse = False
+    getattr(dense, "below", dense).sparse = False
     hidden, target = draw(6, D, dtype=dtype), torch.arange(6)
-    if kind in ("leaves", "subsets"):
-        assert len(head.layout.root_row)  # type: ignore[union-attr,arg-type]
+    if kind in ("groups", "subsets"):
+        assert len(head.below.single_child)  # type: ignore[union-attr,arg-type]
     grads = []
     for one in (head, dense):
         torch.manual_seed(1)
@@ -209,7 +201,7 @@ def test_row_sparse_gradients(kind: str, dtype: torch.dtype, training: bool) -> 
 
 
 class Seen(TorchDispatchMode):
-    """Records the dtypes of the floating-point arguments of ``hstree::leaf_log_prob``, and how
+    """Records the dtypes of the floating-point arguments of ``hstree::group_log_prob``, and how
     often a tensor of some shape is cast to 16 bits."""
 
     def __init__(self, shape: torch.Size) -> None:
@@ -217,7 +209,7 @@ class Seen(TorchDispatchMode):
         self.shape, self.casts, self.dtypes = shape, 0, list[torch.dtype]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.hstree.leaf_log_prob.default:
+        if func is torch.ops.hstree.group_log_prob.default:
             self.dtypes += [x.dtype for x in args[:3]]
         if func is torch.ops.aten._to_copy.default and args[0].shape == self.shape:
             self.casts += kwargs["dtype"] in LOW
@@ -227,16 +219,18 @@ class Seen(TorchDispatchMode):
 @low
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("tensor_cores", [True, False])
-def test_leaves_under_autocast(
+def test_groups_under_autocast(
     tensor_cores: bool, sparse: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With tensor cores E is cast once for all trees, and its gradient, with that of the root's
-    children, arrives in float32: those of a leaf block that is cast explicitly."""
+    children, arrives in float32: those of groups that are cast explicitly."""
     head = make("trees, groups, sparse")
-    head.nodes.sparse = sparse
-    assert len(head.layout.root_row)
+    head.below.sparse = sparse
+    assert len(head.below.single_child)
     embedding, target = head.output_embedding, draw_targets(30)
-    monkeypatch.setattr(tree_op, "has_tensor_cores", lambda _: tensor_cores)
+    monkeypatch.setattr(
+        sys.modules["hstree.ops.group_log_prob"], "has_tensor_cores", lambda _: tensor_cores
+    )
 
     def step() -> list[Tensor]:
         head.zero_grad()
@@ -255,25 +249,26 @@ def test_leaves_under_autocast(
     assert seen.casts == tensor_cores
     if not tensor_cores:
         return
-    plain = LeafBlock.target_log_prob
+    plain = Groups.target_log_prob
 
-    def explicit(block: LeafBlock, hidden: Tensor, *rest: Any) -> Tensor:
-        block = replace(block, weight=cast(block.weight, dtype), bias=cast(block.bias, dtype))
+    def explicit(
+        below: Groups, hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor
+    ) -> Tensor | None:
         with torch.autocast("cpu", enabled=False):
-            return plain(block, hidden.to(dtype), *rest)
+            return plain(below, hidden, target, cast(weight, dtype), cast(bias, dtype))
 
-    monkeypatch.setattr(LeafBlock, "target_log_prob", explicit)
+    monkeypatch.setattr(Groups, "target_log_prob", explicit)
     for one, other in zip(got, step(), strict=True):
         assert torch.equal(one, other)
 
 
 def test_low_temperature_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The contexts divided by it would be infinite in float16."""
-    monkeypatch.setattr(tree_op, "has_tensor_cores", lambda _: True)
-    head, classes = make("trees, groups, sparse"), torch.arange(V).expand(4, -1)
     monkeypatch.setattr(
-        "hstree.heads.trees.ensemble.choose_way", lambda *_: ways.composed_candidates
+        sys.modules["hstree.ops.group_log_prob"], "has_tensor_cores", lambda _: True
     )
+    head, classes = make("trees, groups, sparse"), torch.arange(V).expand(4, -1)
+    monkeypatch.setattr(TreeEnsemble, "candidate_rows", TreeEnsemble._repeated)
     with torch.autocast("cpu", torch.float16):
         log_prob = head.candidate_log_prob(draw(4, D), classes, temperature=1e-6)
     assert not log_prob.isnan().any()
@@ -292,10 +287,10 @@ def test_root_logits_beyond_float16(
     hidden = draw(20, D).to(device)
     hidden[:, :] = hidden.half()
     with torch.no_grad():
-        weight = head.nodes.root_weight
+        weight = head.roots.weight
         weight.copy_(draw(*weight.shape))
         weight[..., 0] = 20.0
-        first = 0 if subset is None else head.layout.feature_index[:, 0].long()
+        first = 0 if subset is None else head.below.feature_index[:, 0].long()
         hidden[:, first] = 4000.0
         weight.copy_(weight.half())
     target, found = draw_targets(20).to(device), []
@@ -303,13 +298,13 @@ def test_root_logits_beyond_float16(
         one = copy.deepcopy(head).double() if precise else head
         if not (precise or autocast):
             one = one.half()
-        x = hidden.to(one.nodes.root_weight.dtype).requires_grad_()
+        x = hidden.to(one.roots.weight.dtype).requires_grad_()
         with torch.autocast(device.type, torch.float16, enabled=autocast and not precise):
             loss = one(x, target).loss
         loss.backward()
-        weight = one.nodes.root_weight
+        weight = one.roots.weight
         assert weight.grad.dtype == weight.dtype
-        found.append([loss.detach(), x.grad, weight.grad[..., 1:], one.nodes.root_bias.grad])
+        found.append([loss.detach(), x.grad, weight.grad[..., 1:], one.roots.bias.grad])
     for got, expected in zip(found[1], found[0], strict=True):
         # Logits have a unit of 1/128 in float32.
         error = (got.double() - expected).abs().max() / expected.abs().max()

@@ -83,7 +83,8 @@ def test_options_of_a_head(name: str) -> None:
         built = {"recipe", "contexts", "tree_options"}
         assert head_options(name) == (set(own) | built) - {"trees", "vectors"}
     else:
-        assert head_options(name) == set(own) | (built if name == "trees" else set())
+        of_trees = built if name == "trees" else set()
+        assert head_options(name) == (set(own) - {"groups"}) | of_trees
     make: Any = head_class(name)
     expected = make(D, V, **NEEDED.get(name, {}))
     assert make(D, V, **own | NEEDED.get(name, {})).config() == expected.config()

@@ -212,7 +212,7 @@ def test_the_state_of_other_tables_is_refused(case: str) -> None:
 def test_an_entry_without_tables_is_refused(state: Any) -> None:
     head = make("trees")
     with pytest.raises(ValueError, match="_extra_state: expected the tables of a head as bytes"):
-        head.load_state_dict(head.state_dict() | {f"layout.{EXTRA_STATE}": state})
+        head.load_state_dict(head.state_dict() | {f"below.{EXTRA_STATE}": state})
 
 
 @pytest.mark.parametrize("kind", SOME)

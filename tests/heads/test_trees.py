@@ -104,10 +104,10 @@ def test_two_clusters() -> None:
 
 def test_trees_of_another_shape_are_refused() -> None:
     wide = Tree.from_nested((0, 1, ((2, 3, 4), (5, 6))))
-    with pytest.raises(ValueError, match="trees: expected binary nodes .* got node 2 with 3"):
+    with pytest.raises(ValueError, match=r"trees: expected binary nodes .* got node 2 with 3"):
         TreeEnsemble(D, 7, [wide])
     deep = Tree.from_nested((0, 1, ((2, 3), 4)))
-    with pytest.raises(ValueError, match="trees: expected two levels, .* got node 1 with 2"):
+    with pytest.raises(ValueError, match=r"trees: expected two levels, .* got node 1 with 2"):
         TreeEnsemble(D, 5, [deep], groups=True)
     with pytest.raises(ValueError, match="groups: expected True or None with an embedding"):
         TreeEnsemble(D, 5, [deep], groups=False, embedding=nn.Embedding(5, D))

@@ -123,7 +123,7 @@ def test_a_layer_that_the_model_keeps_in_float32(head: str | None, tmp_path: Pat
 
 def trees(model: PreTrainedModel) -> TreeEnsemble:
     vectors = [model.get_output_embeddings().weight.detach().float().numpy()]
-    made = build_ensemble("cluster", V, 2, None, vectors, 3, 8, 4)
+    made = build_ensemble("cluster", V, 2, None, vectors, 3, 8, True)
     head = TreeEnsemble(D, V, made, gate="context", subset_size=8, sparse=True)
     with torch.no_grad():
         for parameter in head.parameters():
@@ -132,10 +132,9 @@ def trees(model: PreTrainedModel) -> TreeEnsemble:
 
 
 def tied_trees(model: PreTrainedModel) -> TreeEnsemble:
-    made = build_ensemble("huffman", V, 2, list(range(1, V + 1)), root=8, leaf=4)
+    made = build_ensemble("huffman", V, 2, list(range(1, V + 1)), clusters=8)
     embedding = model.get_input_embeddings()
-    options: dict[str, Any] = {"node_vectors": "leaves", "subset_size": 8}
-    return TreeEnsemble(D, V, made, embedding=embedding, **options)
+    return TreeEnsemble(D, V, made, embedding=embedding, subset_size=8)
 
 
 def adaptive(model: PreTrainedModel) -> AdaptiveSoftmax:
@@ -355,14 +354,14 @@ def test_a_damaged_config_names_the_file(damage: str, tmp_path: Path) -> None:
 
 def drop(file: Path) -> None:
     tensors = load_file(file)
-    kept = {name: t.clone() for name, t in tensors.items() if not name.endswith("root_weight")}
+    kept = {name: t.clone() for name, t in tensors.items() if not name.endswith("roots.weight")}
     assert len(kept) == len(tensors) - 1
     save_file(kept, file, {"format": "pt"})
 
 
 def shorten(file: Path) -> None:
     tensors = load_file(file)
-    cut = {n: t[:-1].clone() if n.endswith("root_weight") else t for n, t in tensors.items()}
+    cut = {n: t[:-1].clone() if n.endswith("roots.weight") else t for n, t in tensors.items()}
     save_file(cut, file, {"format": "pt"})
 
 
@@ -377,7 +376,7 @@ def test_damaged_weights_name_the_folder(
 ) -> None:
     OWN["trees"](llama()).save_pretrained(tmp_path, **shards)
     files = sorted(tmp_path.glob("*.safetensors"))
-    file = next(file for file in files if any(n.endswith("root_weight") for n in load_file(file)))
+    file = next(file for file in files if any(n.endswith("roots.weight") for n in load_file(file)))
     damage(file)
     with pytest.raises(OSError if damage is Path.unlink else ValueError) as error:
         from_pretrained(tmp_path)

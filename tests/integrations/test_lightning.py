@@ -57,7 +57,7 @@ class Classifier(lightning.LightningModule):
         gradient_clip_val: float,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        assert self.head.nodes.binary_weight.grad.is_sparse
+        assert self.head.below.weight.grad.is_sparse
         clip_grad_norm_(self.parameters(), gradient_clip_val)
 
 

@@ -54,7 +54,7 @@ def train(model: nn.Module, steps: int = 4, lr: float = 0.05) -> list[float]:
 
 def trees(model: PreTrainedModel) -> PreTrainedModel:
     torch.manual_seed(1)
-    replace_lm_head(model, "trees", n_trees=2, root=8, leaf=4, gate="context", embedding=None)
+    replace_lm_head(model, "trees", n_trees=2, clusters=8, gate="context", embedding=None)
     with torch.no_grad():
         for parameter in model.lm_head.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))

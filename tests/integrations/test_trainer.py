@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("computed")
 
 def with_trees(model: PreTrainedModel, **options: Any) -> PreTrainedModel:
     torch.manual_seed(1)
-    replace_lm_head(model, "trees", n_trees=2, root=8, leaf=4, **options)
+    replace_lm_head(model, "trees", n_trees=2, clusters=8, **options)
     with torch.no_grad():
         for parameter in model.lm_head.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))

@@ -53,7 +53,7 @@ Make = Callable[..., PreTrainedModel]
 
 def with_trees(model: PreTrainedModel, **options: Any) -> PreTrainedModel:
     weight = model.get_output_embeddings().weight.detach().float().numpy()
-    trees = build_ensemble("cluster", len(weight), 2, None, [weight], 3, 8, 4)
+    trees = build_ensemble("cluster", len(weight), 2, None, [weight], 3, 8)
     head = TreeEnsemble(weight.shape[1], len(weight), trees, **options)
     random = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -305,7 +305,7 @@ def test_trees_generate_what_they_find_probable(make: Make) -> None:
 def test_a_name_is_a_new_head_tied_as_the_layer_was() -> None:
     counts = np.arange(V, 0, -1.0)
     for make, tied in ((gpt2, True), (llama, False)):
-        head = replace_lm_head(make(), "trees", frequencies=counts, root=8).lm_head.head
+        head = replace_lm_head(make(), "trees", frequencies=counts, clusters=8).lm_head.head
         assert isinstance(head, TreeEnsemble)
         assert head.tied is tied
         expected = torch.from_numpy(counts / counts.sum()).float()

@@ -206,7 +206,7 @@ def test_an_accelerated_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["SFT", "DPO", "GRPO", "KTO", "RLOO"])
 def test_a_head_without_a_matrix_is_refused(how: str, tmp_path: Path) -> None:
-    model = replace_lm_head(loaded(tmp_path / "model"), "trees", root=8, leaf=4)
+    model = replace_lm_head(loaded(tmp_path / "model"), "trees", clusters=8)
     with pytest.raises(AttributeError, match=r"weight: expected .* one matrix, got TreeEnsemble"):
         run(how, model, tmp_path / "own")
     model.save_pretrained(tmp_path / "saved")

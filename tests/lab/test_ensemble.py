@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 import torch
 from heads.support import HEADS, V, make, probabilities
-from lm.training.toy import small_config, write_corpus
 
 from hstree.__main__ import main
 from hstree.heads import TreeEnsemble
 from hstree.lab import tree_loss
 from hstree.lm.run import load_run
-from hstree.lm.train import evaluate, train
+from hstree.lm.train import evaluate
 from hstree.trees import Tree
-from lab.commands import csv_rows, refused
 from lab.toy_models import all_contexts, toy_model, toy_text
 
 
@@ -57,7 +55,7 @@ def test_losses_of_trees_and_mixtures(kind: str) -> None:
 def test_an_untrained_tree_is_the_unigram_model() -> None:
     """Two equal trees err alike, so mixing gains nothing."""
     counts = [5, 1, 9, 30, 2, 2, 6, 7, 8]
-    tree = Tree.from_nested(((0, (1, 2)), 3, (4, 5, 6), (7, 8)))
+    tree = Tree.from_nested(((0, 1, 2), 3, (4, 5, 6), (7, 8)))
     head = TreeEnsemble(4, 9, [tree, tree], frequencies=counts)
     text = np.array([3, 0, 1, 2, 3, 8, 6])
     found = tree_loss(toy_model(head), text)
@@ -67,48 +65,21 @@ def test_an_untrained_tree_is_the_unigram_model() -> None:
     assert found.correlation == pytest.approx(np.ones((2, 2)))
 
 
-def test_only_trees_have_trees() -> None:
-    with pytest.raises(ValueError, match="expected a head of trees, got the head 'mos'"):
-        tree_loss(toy_model(make("mos")), toy_text(V))
-
-
 # The command
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs ``trees``, ``one-tree`` and ``softmax``."""
-    folder = tmp_path_factory.mktemp("trees")
-    data = write_corpus(folder / "data")
-    for name, n_trees in (("trees", 2), ("one-tree", 1), ("softmax", 0)):
-        head = {"head": "trees", "n_trees": n_trees, "root": 4} if n_trees else {"head": "softmax"}
-        train(small_config(data, folder / name, epochs=1, **head))
-    return folder
-
-
-def test_command(
-    runs: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(runs)
-    for name, n_trees in (("trees", 2), ("one-tree", 1)):
-        folder = tmp_path / name
-        assert main(["analyze", "tree", name, "--output", str(folder)]) == 0
-        names = {path.name for path in folder.iterdir()}
-        assert names == {"tree.md", "tree.json", "tree.csv", "tree-loss.png"}
-        loss = json.loads((folder / "tree.json").read_text())["loss"]
-        run = load_run(name)
-        expected = evaluate(run.model, run.corpus().test, 1)
-        assert loss["mixture"] == pytest.approx(expected, rel=1e-5)
-        rows = csv_rows(folder / "tree.csv")
-        assert [float(row["loss"]) for row in rows[:n_trees]] == loss["trees"]
-        assert float(rows[-1]["loss"]) == loss["mixture"]
-        gains = sum(float(row["gain"]) for row in rows[-2:])
-        assert gains == pytest.approx(np.mean(loss["trees"]) - loss["mixture"])
-        assert "**Correlation of the losses**" in (folder / "tree.md").read_text()
-    capsys.readouterr()
-    expected = "model: expected a head of trees, got the head 'softmax'"
-    error = refused(capsys, "analyze", "tree", "softmax", "--output", "no", left="no")
-    assert expected in error
+@pytest.mark.usefixtures("runs")
+def test_page_figures_and_picture(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    assert main(["analyze", "tree", "trees", "--output", str(folder)]) == 0
+    names = {"tree.md", "tree.json", "tree-loss.png"}
+    assert {path.name for path in folder.iterdir()} == names
+    data = json.loads((folder / "tree.json").read_text())
+    run = load_run("trees")
+    assert data["mixture"] == pytest.approx(evaluate(run.model, run.corpus().test, 1), rel=1e-5)
+    rows = data["Losses, and what mixing gains (nats per token)"]
+    assert [row["loss"] for row in rows[:2]] == data["trees"]
+    assert rows[-1]["loss"] == data["mixture"]
+    gains = rows[-2]["gain"] + rows[-1]["gain"]
+    assert gains == pytest.approx(np.mean(data["trees"]) - data["mixture"])
+    assert "**Correlation of the losses**" in (folder / "tree.md").read_text()

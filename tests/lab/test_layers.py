@@ -4,7 +4,6 @@ against its formula, position by position, and against attention."""
 from __future__ import annotations
 
 import copy
-import doctest
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hstree.lab import layers
-from hstree.lab.layers import ACTIVATIONS, GATES, MoEConv2d, MoEDense, NonLocalBlock, mixture
+from hstree.lab.layers import GATES, MoEConv2d, MoEDense, NonLocalBlock, mixture
 
 # Layer, arguments, input without the batch dimension; sizes that differ from each other throughout.
 CASES: dict[str, tuple[Any, dict[str, Any], tuple[int, ...]]] = {
@@ -94,45 +92,6 @@ def test_equals_a_loop_over_experts(case: str, gate: str) -> None:
             assert not torch.allclose(changed(x), y)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_gradients_equal_those_of_the_loop(case: str) -> None:
-    layer = build(case, activation="tanh")
-    x = draw(case, 6).requires_grad_()
-    y = layer(x)
-    upstream = torch.randn_like(y)
-    of = (x, *layer.parameters())
-    got = torch.autograd.grad(y, x, upstream)
-    wanted = torch.autograd.grad(loop(case, layer, x), x, upstream)
-    torch.testing.assert_close(got, wanted)
-    assert all(g.abs().sum() > 0 for g in torch.autograd.grad(layer(x).square().sum(), of))
-
-
-@pytest.mark.parametrize("gate", ["none", "constant", "softmax"])
-@pytest.mark.parametrize("case", CASES)
-def test_one_expert_is_the_layer_and_its_activation(case: str, gate: str) -> None:
-    layer = build(case, n_experts=1, gate=gate)
-    twin = torch_layer(case)
-    twin.load_state_dict(layer.experts.state_dict())
-    torch.testing.assert_close(layer(draw(case, 4)), F.relu(twin(draw(case, 4))))
-
-
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations(name: str) -> None:
-    """By name, as a function or as a module: the same; names as in torch.nn."""
-    kinds = {
-        "leaky_relu": "LeakyReLU",
-        "relu": "ReLU",
-        "elu": "ELU",
-        "gelu": "GELU",
-        "silu": "SiLU",
-    }
-    module = getattr(nn, kinds.get(name, name.capitalize()))()
-    x = draw("dense", 6)
-    got = build("dense", activation=name)(x)
-    torch.testing.assert_close(got, build("dense", activation=module)(x))
-    torch.testing.assert_close(got, build("dense", activation=ACTIVATIONS[name])(x))
-
-
 def test_shapes() -> None:
     """Leading dimensions of a dense layer; no rows; not contiguous; channels last."""
     layer, x = build("dense"), draw("dense", 2, 3, 4)
@@ -145,11 +104,10 @@ def test_shapes() -> None:
     torch.testing.assert_close(layer(x.contiguous(memory_format=torch.channels_last)), layer(x))
 
 
-@pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("case", CASES)
-def test_autocast(case: str, gate: str) -> None:
+def test_autocast(case: str) -> None:
     """The dtype of torch's own layer, also where autocast widens an activation, as CUDA's does."""
-    layer = build(case, gate=gate, activation=lambda x: F.softplus(x.float()), dtype=torch.float32)
+    layer = build(case, activation=lambda x: F.softplus(x.float()), dtype=torch.float32)
     x = draw(case, 6, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         y = layer(x)
@@ -157,13 +115,11 @@ def test_autocast(case: str, gate: str) -> None:
     torch.testing.assert_close(y.float(), layer(x), rtol=0.03, atol=0.03)
 
 
-def test_function_transforms() -> None:
-    """Jacobians by vmap over inputs equal those of autograd."""
-    layer, x = build("dense", activation="tanh"), draw("dense", 3)
-    with torch.no_grad():
-        jacobian = torch.func.vmap(torch.func.jacrev(layer))(x)
-    for got, one in zip(jacobian, x, strict=True):
-        torch.testing.assert_close(got, torch.autograd.functional.jacobian(layer, one))
+def test_activations_by_name_and_as_a_module() -> None:
+    x = draw("dense", 6)
+    for name, module in (("relu", nn.ReLU()), ("tanh", nn.Tanh()), ("identity", nn.Identity())):
+        got = build("dense", activation=name)(x)
+        assert torch.equal(got, build("dense", activation=module)(x))
 
 
 def test_compiles_without_a_break() -> None:
@@ -197,12 +153,8 @@ def test_parameters() -> None:
     layer = MoEConv2d(6, 9, (3, 5), 4, device="meta", dtype=torch.bfloat16)
     assert sum(p.numel() for p in layer.parameters()) == 4 * (6 * 15 + 1) * (9 + 1)
     assert {(p.device.type, p.dtype) for p in layer.parameters()} == {("meta", torch.bfloat16)}
-    assert list(layer.state_dict()) == [
-        "experts.weight",
-        "experts.bias",
-        "gate.weight",
-        "gate.bias",
-    ]
+    names = ["experts.weight", "experts.bias", "gate.weight", "gate.bias"]
+    assert list(layer.state_dict()) == names
 
 
 def test_mixture_of_shared_experts_is_that_of_experts_at_every_position() -> None:
@@ -212,14 +164,6 @@ def test_mixture_of_shared_experts_is_that_of_experts_at_every_position() -> Non
     wanted = torch.stack([(gate[:, :, None] * everywhere)[:, k] for k in range(3)]).sum(0)
     torch.testing.assert_close(mixture(gate, experts), wanted)
     torch.testing.assert_close(mixture(gate, everywhere), wanted)
-
-
-@pytest.mark.parametrize("name", layers.__all__[2:])
-def test_example(name: str) -> None:
-    names = {"torch": torch, name: getattr(layers, name)}
-    (example,) = doctest.DocTestFinder(recurse=False).find(names[name], name, globs=names)
-    assert example.examples
-    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 def test_bad_arguments_and_inputs() -> None:
@@ -268,14 +212,6 @@ def test_formula() -> None:
             torch.testing.assert_close(z[n, :, i], x_i + at(block.output, y_i))
 
 
-def test_equals_attention() -> None:
-    block, x = block_and_input()
-    theta, phi, g = (layer(x).flatten(2).mT for layer in (block.theta, block.phi, block.g))
-    y = F.scaled_dot_product_attention(theta, phi, g, scale=1.0).mT
-    torch.testing.assert_close(block(x), x + block.output(y.reshape(3, E, 3, 4)))
-    assert block(x[:0]).shape == x[:0].shape
-
-
 def test_starts_as_the_identity() -> None:
     _, x = block_and_input()
     block = NonLocalBlock(C, dtype=torch.float64)
@@ -283,8 +219,3 @@ def test_starts_as_the_identity() -> None:
     assert block.theta.out_channels == 3
     sizes = sum(parameter.numel() for parameter in NonLocalBlock(C, E).parameters())
     assert sizes == 4 * C * E + 3 * E + C
-
-
-def test_gradcheck_of_the_block() -> None:
-    block, x = block_and_input()
-    assert torch.autograd.gradcheck(block, x[:2, :, :2, :2].clone().requires_grad_())

@@ -9,22 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lm.training.toy import small_config, write_corpus
+from lm.training.toy import small_config
 
 from hstree.__main__ import main
 from hstree.heads import MixtureOfSoftmaxes
 from hstree.lab import prediction
-from hstree.lab.predictions import (
-    ContextPredictions,
-    Prediction,
-    next_log_prob,
-    prediction_tables,
-)
+from hstree.lab.predictions import Prediction, next_log_prob, prediction_tables
 from hstree.lm.model import AWDLSTM, LanguageModel
 from hstree.lm.report import markdown
 from hstree.lm.run import load_run
 from hstree.lm.train import train
-from lab.commands import refused
 
 WORDS = ("the", "cat", "<unk>", "runs", "<eos>")
 
@@ -67,25 +61,16 @@ def test_equal_probabilities_share_the_best_rank() -> None:
     assert [prediction(log_prob, WORDS, 1, word).true_rank for word in WORDS] == [1] * 5
 
 
-def contexts() -> list[ContextPredictions]:
+def test_tables() -> None:
     sure = Prediction(("cat", "<unk>"), (0.9, 0.05), "cat", 0.9, 1)
     lost = Prediction(("<eos>", "the"), (0.5, 0.25), "cat", 0.000123, 1234)
     blind = Prediction(("<eos>", "the"), (0.5, 0.25))
-    return [
-        ContextPredictions("the <unk>", "cat", (sure, lost)),
-        ContextPredictions("runs", None, (blind, blind)),
-        ContextPredictions("the", "cat", (sure, blind)),
-    ]
-
-
-def test_tables() -> None:
-    tables = prediction_tables(contexts(), ["one", "two"])
-    assert [each.title for each in tables] == [
-        "1. the <unk> [cat]",
-        "2. runs ?",
-        "3. the [cat]",
-        "Probability of the true word, and its rank",
-    ]
+    found = [("the <unk>", "cat", (sure, lost)), ("runs", None, (blind, blind))]
+    found.append(("the", "cat", (sure, blind)))
+    keys = ("context", "true_word", "predictions")
+    tables = prediction_tables([dict(zip(keys, of, strict=True)) for of in found], ["one", "two"])
+    titles = ["1. the <unk> [cat]", "2. runs ?", "3. the [cat]"]
+    assert [each.title for each in tables[:3]] == titles
     assert tables[0].header == ("rank", "one", "two")
     assert tables[0].rows == (
         ("1", "[cat] 90.0%", "<eos> 50.0%"),
@@ -93,47 +78,28 @@ def test_tables() -> None:
         ("true word", "90.0%, rank 1", "0.012%, rank 1,234"),
     )
     assert len(tables[1].rows) == 2
-    assert tables[2].rows[2] == ("true word", "90.0%, rank 1", "not in the vocabulary")
     assert tables[3].rows == (
         ("1", "cat", "90.0%, rank 1", "0.012%, rank 1,234"),
         ("3", "cat", "90.0%, rank 1", "not in the vocabulary"),
     )
-    page = markdown(tables)
-    assert "| 2 | \\<unk> 5.0% | the 25.0% |" in page  # a bare <unk> would vanish as HTML
-    assert "**1. the \\<unk> [cat]**" in page
+    # A bare <unk> would vanish as HTML.
+    assert "| 2 | \\<unk> 5.0% | the 25.0% |" in markdown(tables)
 
 
 # The command
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A text ``data``, and on it runs ``trees``, ``softmax``, and ``narrow`` with fewer words."""
-    folder = tmp_path_factory.mktemp("predictions")
-    data = write_corpus(folder / "data")
-    for head in ("trees", "softmax"):
-        train(small_config(data, folder / head, head=head))
-    train(small_config(data, folder / "narrow", max_vocabulary=9, epochs=1, root=1))
-    return folder
-
-
-@pytest.fixture
-def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-
-
 def figures(output: Path, *arguments: str) -> dict[str, Any]:
     assert main(["analyze", "predictions", *arguments, "--output", str(output)]) == 0
-    result: dict[str, Any] = json.loads((output / "predictions.json").read_text())
-    return result
+    found: dict[str, Any] = json.loads((output / "predictions.json").read_text())
+    return found
 
 
-@pytest.mark.usefixtures("inside")
-def test_given_contexts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--context", "the OLD | cat", "--context", "the zebra", "--top-k", "3"]
-    data = figures(tmp_path, "softmax", "trees", *options)
-    printed = capsys.readouterr().out
-    assert data["models"] == ["softmax", "trees"]
+@pytest.mark.usefixtures("runs")
+def test_page_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    contexts = ["--context", "the OLD | cat", "--context", "zebra"]
+    data = figures(tmp_path, "softmax", "trees", *contexts, "--top-k", "3")
+    printed = " ".join(capsys.readouterr().out.split())
     first, second = data["contexts"]
     assert (first["context"], first["true_word"]) == ("the OLD", "cat")
     for name, found in zip(data["models"], first["predictions"], strict=True):
@@ -147,7 +113,7 @@ def test_given_contexts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         truth = run.vocabulary["cat"]
         assert found["true_rank"] == 1 + order.index(truth)
         assert found["true_probability"] == pytest.approx(float(probabilities[truth]), rel=1e-4)
-        assert f"[cat] {100 * float(probabilities[truth]):.1f}%" in printed
+        assert f"{100 * probabilities[truth]:.1f}%, rank {found['true_rank']}" in printed
     assert second["true_word"] is None
     assert "context 2: softmax reads as <unk>: zebra" in printed
     page = (tmp_path / "predictions.md").read_text()
@@ -155,49 +121,20 @@ def test_given_contexts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "| rank | softmax | trees |" in page
 
 
-@pytest.mark.usefixtures("inside")
+@pytest.mark.usefixtures("runs")
 def test_other_vocabularies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A word may be known to one model only."""
-    assert "town" not in load_run("narrow").vocabulary
-    data = figures(tmp_path, "softmax", "narrow", "--context", "runs to | town")
-    ranks = [each["true_rank"] for each in data["contexts"][0]["predictions"]]
-    assert ranks[0] is not None
-    assert ranks[1] is None
-    assert "not in the vocabulary" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("inside")
-def test_subwords(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A word may be known to one model only; one with subwords predicts the first that it adds."""
     pytest.importorskip("tokenizers")
-    run = tmp_path / "bytes"
-    options = {"tokenizer": "bpe", "max_vocabulary": 280, "epochs": 1}
-    train(small_config(Path("data"), run, **options))
-    capsys.readouterr()
-    context = ["--context", "the old | cat"]
-    data = figures(tmp_path / "out", "softmax", str(run), *context)
-    truths = [each["true_word"] for each in data["contexts"][0]["predictions"]]
-    tokenizer = load_run(run).tokenizer
-    assert tokenizer is not None
-    tokens = tokenizer.split("the old cat")
-    assert truths == ["cat", tokens[len(tokenizer.split("the old"))]]
-
-
-@pytest.mark.usefixtures("inside")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["softmax"], "the following arguments are required: --context"),
-        (["softmax", "--context", " "], "--context: expected words, or words | true word, got ' '"),
-        (["softmax", "--context", "the | "], "--context: expected words, or words | true word"),
-        (["softmax", "--context", "the | big cat"], "--context: expected one word after | "),
-        (["softmax", "--context", "the", "--top-k", "99"], "--top-k: expected at most"),
-        (["softmax", "./softmax", "--context", "a"], "expected every run and file once"),
-        (["nowhere", "--context", "the"], "nowhere: no such run folder"),
-    ],
-)
-def test_bad_arguments(
-    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = str(tmp_path / "output")
-    error = refused(capsys, "analyze", "predictions", *options, "--output", output, left=output)
-    assert message in error
+    narrow, subwords = (str(tmp_path / name) for name in ("narrow", "subwords"))
+    options = {"head": "softmax", "epochs": 1}
+    train(small_config(Path("data"), narrow, max_vocabulary=9, **options))
+    train(small_config(Path("data"), subwords, tokenizer="bpe", max_vocabulary=280, **options))
+    assert "town" not in load_run(narrow).vocabulary
+    data = figures(tmp_path, "softmax", narrow, subwords, "--context", "runs to | town")
+    known, unknown, first = data["contexts"][0]["predictions"]
+    assert known["true_rank"] is not None
+    assert unknown["true_rank"] is None
+    assert "not in the vocabulary" in capsys.readouterr().out
+    tokenizer = load_run(subwords).tokenizer
+    tokens = tokenizer.split("runs to town")
+    assert first["true_word"] == tokens[len(tokenizer.split("runs to"))]

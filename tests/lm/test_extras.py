@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hstree.trees import random_tree
-
-pytestmark = pytest.mark.slow
 BARE = """
 import sys
 for name in ("rich", "matplotlib"):
@@ -21,47 +18,29 @@ sys.exit(main())
 SMALL = "--epochs 1 --embedding-size 8 --hidden-size 8 --layers 1 --head softmax --threads 1"
 
 
-def hstree(arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", BARE, *arguments.split()],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.mark.slow
+def test_tables_are_markdown_and_a_picture_names_the_extra(tmp_path: Path) -> None:
+    def hstree(arguments: str) -> tuple[str, str]:
+        command = [sys.executable, "-c", BARE, *arguments.split()]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == (2 if done.stderr else 0)
+        return done.stdout, done.stderr
 
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bare")
-    (folder / "text.txt").write_text("the cat sat on the mat and the dog ran\n" * 60)
-    shown = hstree(f"train --data text.txt --run run {SMALL}", folder)
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert "learning curve:  needs matplotlib: pip install 'hstree[lm]'" in shown.stdout
-    assert not (folder / "run" / "learning_curve.png").exists()
-    assert (folder / "run" / "model.safetensors").exists()
-    random_tree(10, seed=0).save(folder / "tree.safetensors")
-    return folder
-
-
-def test_tables_are_markdown(trained: Path) -> None:
-    shown = hstree("compare run", trained)
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert "| ---" in shown.stdout
-    assert "softmax" in shown.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "what"),
-    [
+    (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog ran\n" * 60)
+    shown, error = hstree(f"train --data text.txt --run run {SMALL}")
+    assert error == ""
+    assert "learning curve:  needs matplotlib: pip install 'hstree[lm]'" in shown
+    assert not (tmp_path / "run" / "learning_curve.png").exists()
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    hstree(f"train --data text.txt --run trees {SMALL.replace('softmax', 'trees')}")
+    shown, error = hstree("compare run")
+    assert error == ""
+    assert "| ---" in shown
+    for arguments, what in [
         ("analyze rank run", "rank"),
-        ("tree draw tree.safetensors", "a picture"),
+        ("tree draw trees", "a picture"),
         ("experiment jacobian", "jacobian"),
-    ],
-)
-def test_a_picture_names_the_extra(arguments: str, what: str, trained: Path) -> None:
-    """Before the work, not after it."""
-    shown = hstree(arguments, trained)
-    assert shown.returncode == 2
-    line = " ".join(shown.stderr.split())
-    assert line == f"hstree: {what}: needs the package matplotlib: pip install 'hstree[lm]'"
+    ]:  # before the work, not after it
+        shown, error = hstree(arguments)
+        line = f"hstree: {what}: needs the package matplotlib: pip install 'hstree[lm]'"
+        assert " ".join(error.split()) == line

@@ -313,7 +313,7 @@ def test_one_optimizer_trains_dense_and_sparse_parameters() -> None:
     losses = train(sparse, ours, range(8), max_norm=0.1)
     assert losses == pytest.approx(train(dense, theirs, range(8), max_norm=0.1), rel=1e-5)
     assert losses[-1] < losses[0]
-    assert sparse.head.nodes.binary_weight.grad.is_sparse
+    assert sparse.head.below.weight.grad.is_sparse
     assert not sparse.body.weight.grad.is_sparse
     assert_same_weights(sparse, dense)
 
@@ -359,7 +359,7 @@ def test_grad_scaler_gives_the_steps_without_it(fused: bool | None) -> None:
 
 
 @pytest.mark.parametrize("fused", [None, True])
-@pytest.mark.parametrize("where", ["head.nodes.binary_weight", "body.bias"])
+@pytest.mark.parametrize("where", ["head.below.weight", "body.bias"])
 def test_grad_scaler_skips_a_step_with_infinities(where: str, fused: bool | None) -> None:
     model = Model(True)
     optimizer = AdamW(model.groups(0.01), lr=0.01, fused=fused)

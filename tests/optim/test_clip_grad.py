@@ -25,7 +25,7 @@ class Model(nn.Module):
         self.body = nn.Linear(6, 8)
         trees = [random_tree(30, seed=seed) for seed in (1, 2)]
         self.head = TreeEnsemble(8, 30, trees, gate="context", sparse=True)
-        nn.init.normal_(self.head.nodes.binary_weight)
+        nn.init.normal_(self.head.below.weight)
         self.unused = nn.Parameter(torch.ones(3))
 
     def backward(self, times: int) -> None:

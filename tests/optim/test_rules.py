@@ -15,7 +15,7 @@ from hstree.optim import AdamW
 
 def head(**options: Any) -> TreeEnsemble:
     counts = range(60, 0, -1)
-    return TreeEnsemble.from_counts(6, counts, n_trees=2, root=4, leaf=3, **options)
+    return TreeEnsemble.from_counts(6, counts, n_trees=2, clusters=4, **options)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, AdamW])
@@ -40,17 +40,16 @@ def test_a_cycle_keeps_the_factor_of_the_head(kind: Any) -> None:
                 assert of_body == pytest.approx(0.01 * factor)
 
 
-@pytest.mark.parametrize("node_vectors", ["free", "leaves"])
-def test_biases_do_not_decay_whatever_their_shape(node_vectors: str) -> None:
+@pytest.mark.parametrize("binary", [False, True])
+def test_biases_do_not_decay_whatever_their_shape(binary: bool) -> None:
     """Some have two dimensions, so that a rule by the number of dimensions takes them for
     weights; Muon takes no vectors of trees."""
-    trees = head(node_vectors=node_vectors)
+    trees = head(binary=binary)
     groups = trees.parameter_groups(lr=0.01, weight_decay=0.5)
     decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
     names = [name for name, p in trees.named_parameters() if name.endswith("bias")]
     assert 2 in {trees.get_parameter(name).dim() for name in names}
     for name, parameter in trees.named_parameters():
         assert decay[id(parameter)] == (0.0 if name in names else 0.5)
-    if node_vectors == "free":
-        with pytest.raises(ValueError, match="Muon only supports 2D parameters"):
-            torch.optim.Muon([trees.nodes.root_weight])
+    with pytest.raises(ValueError, match="Muon only supports 2D parameters"):
+        torch.optim.Muon([trees.roots.weight])

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from torch import Tensor
 
 import hstree
 from hstree.trees import Tree
@@ -158,7 +157,10 @@ def random_tuples(numbers: list[int]) -> Any:
 
 def test_chainer() -> None:
     """Nodes are numbered when the tuples are read from the left, and a left step has the code 1."""
-    assert row_of("Chainer")[-2:] == ["Tree.from_nested(link.tree)", "binary_weight[0] = link.W"]
+    assert row_of("Chainer")[-2:] == [
+        "Tree.from_nested(link.tree)",
+        "head.below.weight[0] = link.W",
+    ]
     tuples = random_tuples(RANDOM.permutation(V).tolist())
     z, number, expected = HIDDEN @ WEIGHT.T, count(), np.empty((N, V))
 
@@ -173,38 +175,60 @@ def test_chainer() -> None:
     read(tuples, np.zeros(N))
     head = hstree.TreeEnsemble(D, V, [Tree.from_nested(tuples)])
     with torch.no_grad():
-        head.nodes.binary_weight[0] = torch.from_numpy(WEIGHT[:-1])  # type: ignore[index]
-        head.nodes.binary_bias.zero_()  # type: ignore[union-attr]
+        head.below.weight[0] = torch.from_numpy(WEIGHT[:-1])  # type: ignore[index]
+        head.below.bias.zero_()  # type: ignore[union-attr]
     check(head, expected)
 
 
-@pytest.mark.parametrize("tree", [((0, 1, 2), (3, (4, 5)), 6), ((6, 0), (1, (2, 3, 4, 5)))])
-def test_hierarchicalsoftmax(tree: Any) -> None:
-    """A softmax over the logits of the children of each node, whose rows are given out in preorder
-    before those of the nodes below."""
+def logits_of_nodes(tree: Any) -> tuple[npt.NDArray[np.float64], dict[tuple[int, ...], list[int]]]:
+    """Log-probabilities, and the rows of each node, by the child ordinals on the way to it: a
+    softmax over the logits of its children, whose rows are given out in preorder before those of
+    the nodes below."""
     logits = (HIDDEN @ WEIGHT.T + BIAS).astype(np.float64)
     expected, begin = np.empty((N, 7)), count()
-    weight, bias = torch.from_numpy(WEIGHT), torch.from_numpy(BIAS)
-    rows: dict[str, list[tuple[Tensor, Tensor]]] = {"binary": [], "wide": [], "root": []}
+    rows: dict[tuple[int, ...], list[int]] = {}
 
-    def read(item: Any, log_prob: npt.NDArray[np.float64], is_root: bool) -> None:
+    def read(item: Any, log_prob: npt.NDArray[np.float64], way: tuple[int, ...]) -> None:
         if isinstance(item, int):
             expected[:, item] = log_prob
             return
-        own = [next(begin) for _ in item]
+        own = rows[way] = [next(begin) for _ in item]
         share = logits[:, own] - np.logaddexp.reduce(logits[:, own], 1)[:, None]
-        if len(own) == 2:
-            first, second = own
-            rows["binary"].append((weight[first] - weight[second], bias[first] - bias[second]))
-        else:
-            rows["root" if is_root else "wide"] += [(weight[row], bias[row]) for row in own]
         for k, child in enumerate(item):
-            read(child, log_prob + share[:, k], False)
+            read(child, log_prob + share[:, k], (*way, k))
 
-    read(tree, np.zeros(N), True)
+    read(tree, np.zeros(N), ())
+    return expected, rows
+
+
+@torch.no_grad()
+def test_hierarchicalsoftmax_with_binary_nodes() -> None:
+    tree = ((6, 0), (1, (2, 3)), 4, 5)
+    expected, rows = logits_of_nodes(tree)
     head = hstree.TreeEnsemble(D, 7, [Tree.from_nested(tree)])
-    for kind, given in rows.items():
-        for of, values in zip(("weight", "bias"), zip(*given, strict=True), strict=False):
-            with torch.no_grad():
-                getattr(head.nodes, f"{kind}_{of}")[0] = torch.stack(values)
+    weight, bias = torch.from_numpy(WEIGHT), torch.from_numpy(BIAS)
+    root = rows.pop(())
+    below = torch.tensor(list(rows.values()))
+    assert head.roots is not None
+    for own, values in ((head.roots.weight, weight), (head.roots.bias, bias)):
+        own[0] = values[root]  # type: ignore[index]
+    for own, values in ((head.below.weight, weight), (head.below.bias, bias)):
+        own[0] = values[below[:, 0]] - values[below[:, 1]]  # type: ignore[index]
+    check(head, expected)
+
+
+@torch.no_grad()
+def test_hierarchicalsoftmax_with_groups() -> None:
+    """The child of a root that is a class has no row of its own in E."""
+    tree = ((6, 0), (1, 2, 3), 4, 5)
+    expected, rows = logits_of_nodes(tree)
+    head = hstree.TreeEnsemble(D, 7, [Tree.from_nested(tree)], groups=True)
+    weight, bias = torch.from_numpy(WEIGHT), torch.from_numpy(BIAS)
+    assert head.roots is not None
+    head.roots.weight[0], head.roots.bias[0] = weight[rows[()]], bias[rows[()]]  # type: ignore[index]
+    head.below.weight.zero_()  # type: ignore[union-attr]
+    for way, own in rows.items():
+        if way:
+            classes = list(tree[way[0]])  # type: ignore[call-overload]
+            head.below.weight[classes], head.below.bias[0, classes] = weight[own], bias[own]  # type: ignore[index]
     check(head, expected)

@@ -30,6 +30,24 @@ def nested_trees(draw, max_leaves=40, max_children=5):
     return _number(shape, iter(draw(st.permutations(range(n_classes)))))
 
 
+@st.composite
+def trees_of_groups(draw):
+    """A root, and below it classes and groups of classes."""
+    sizes = draw(st.lists(st.integers(1, 9), min_size=2, max_size=8))
+    classes = iter(draw(st.permutations(range(sum(sizes)))))
+    groups = [tuple(next(classes) for _ in range(size)) for size in sizes]
+    return tuple(group if len(group) > 1 else group[0] for group in groups)
+
+
+@st.composite
+def trees_of_paths(draw):
+    """A root of two or more children, and binary nodes below it; an int for V = 1."""
+    below = st.recursive(st.none(), lambda half: st.tuples(half, half), max_leaves=12)
+    shape = draw(st.none() | st.lists(below, min_size=2, max_size=6))
+    n_classes = len(leaves(_number(shape, iter(range(10**6)))))
+    return _number(shape, iter(draw(st.permutations(range(n_classes)))))
+
+
 def leaves(nested):
     """Classes from left to right."""
     if not isinstance(nested, tuple):
@@ -73,25 +91,23 @@ def arrays(nested):
     return order, offset, boundary
 
 
-def group_bound(n_classes, root):
+def group_bound(n_classes, clusters):
     """The default of max_group in Tree.collapse, at least 4 sqrt(V) and 4 V / C."""
     bound = 1
-    while bound**2 < 16 * n_classes or bound * root < 4 * n_classes:
+    while bound**2 < 16 * n_classes or bound * clusters < 4 * n_classes:
         bound += 1
     return bound
 
 
-def collapse(nested, root, leaf, levels=None, frequencies=None, max_group=None):
+def collapse(nested, clusters, binary=False, frequencies=None, max_group=None):
     """Tree.collapse on nested tuples, step by step."""
     n_classes = len(leaves(nested))
-    if levels != 2:
-        max_group = n_classes
-    elif max_group is None:
-        max_group = group_bound(n_classes, min(root, n_classes))
     if n_classes == 1:
         return nested
-    if max(root, leaf) >= n_classes:
-        return tuple(leaves(nested))
+    if binary:
+        max_group = n_classes
+    elif max_group is None:
+        max_group = group_bound(n_classes, min(clusters, n_classes))
     position = {c: i for i, c in enumerate(leaves(nested))}
     children = list(nested)
     stuck = set()
@@ -115,38 +131,16 @@ def collapse(nested, root, leaf, levels=None, frequencies=None, max_group=None):
 
         i = min(candidates, key=rank)
         opened = children[:i] + list(children[i]) + children[i + 1 :]
-        if parts(children) < parts(opened) > root:
+        if parts(children) < parts(opened) > clusters:
             stuck.add(id(children[i]))
         else:
             children[:] = opened
 
-    def group(item):
-        if not isinstance(item, tuple):
-            return item
-        if len(leaves(item)) <= leaf:
-            return tuple(leaves(item))
-        return tuple(group(child) for child in item)
-
-    def groups(item):
-        """The groups below an item as a flat list; a class that is in none is an entry."""
-        if not isinstance(item, tuple):
-            return [item]
-        if len(leaves(item)) <= leaf:
-            return [tuple(leaves(item))]
-        return [entry for child in item for entry in groups(child)]
-
-    def below(cluster):
-        if levels is None or not isinstance(cluster, tuple):
-            return group(cluster)
-        if levels == 2 or len(leaves(cluster)) <= leaf:
-            return tuple(leaves(cluster))
-        return tuple(groups(cluster))
-
     def divided(child):
         """A child of the root as one, or as equal parts."""
         n = parts([child])
-        if n == 1:
-            return [below(child)]
+        if binary or not isinstance(child, tuple):
+            return [child]
         classes = leaves(child)
         ends = [len(classes) * i // n for i in range(n + 1)]
         equal = [tuple(classes[a:b]) for a, b in pairwise(ends)]

@@ -87,9 +87,9 @@ def test_alike_labels_are_clustered() -> None:
     features = random.standard_normal((6000, F)) * 3.0 ** np.arange(F)
     features[:, 0] += 3 * (labels % 2)
     vectors, counts = label_means(features, labels, 30)
-    halves = cluster_tree(vectors, root=2, levels=2).to_nested()
+    halves = cluster_tree(vectors, clusters=2).to_nested()
     assert sorted(len({c % 2 for c in half}) for half in halves) == [1, 1]
-    head = TreeEnsemble.from_vectors(4, vectors, frequencies=counts, n_trees=1, root=2, levels=2)
+    head = TreeEnsemble.from_vectors(4, vectors, frequencies=counts, n_trees=1, clusters=2)
     assert sorted(len({c % 2 for c in half}) for half in head.trees[0].to_nested()) == [1, 1]
     prob = head.log_prob(torch.zeros(4)).exp()  # the distribution of the labels
     torch.testing.assert_close(prob, (counts / counts.sum()).float(), rtol=1e-4, atol=1e-6)

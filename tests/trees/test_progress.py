@@ -11,7 +11,7 @@ import pytest
 
 from hstree import _progress
 from hstree._progress import Task, track
-from hstree.heads import TreeShape
+from hstree.heads.trees import TreeShape, trees_of_text
 from hstree.trees import build_ensemble, cluster_tree, recipes, vectors, word_vectors
 
 ERASED = "\r\x1b[K"
@@ -49,9 +49,7 @@ def test_builders_have_a_line_which_ends_with_them(terminal):
 
     tokens = np.arange(100) % 40
     counts = np.bincount(tokens)
-    TreeShape(2, 4, 1, 2).build_from_tokens(
-        "cluster", 40, counts, tokens, ("left", "both"), 0, None
-    )
+    trees_of_text("cluster", 40, TreeShape(2, 4, False), counts, tokens, ("left", "both"), None, 0)
     assert "learning word vectors: 1 of 2" in terminal.getvalue()
 
 

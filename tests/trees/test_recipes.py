@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from hstree.heads import TreeShape
+from hstree.heads.trees import TreeShape
 from hstree.trees import (
     MAX_DEPTH,
     Tree,
@@ -142,7 +142,7 @@ def test_cluster_finds_clusters():
     vectors = centers[group] + random.standard_normal((100, 3)) / 4
     for seed in range(5):
         tree = cluster_tree(vectors, seed=seed)
-        subtree = tree.collapse(root=4).tables().root_child
+        subtree = tree.collapse(4).tables(groups=True).root_child
         assert sorted(Counter(zip(group, subtree, strict=True)).values()) == [25] * 4
 
 
@@ -244,18 +244,16 @@ def build(recipe, frequencies, seed=0, **options):
         lambda f: np.isfinite(sum(f))
     ),
     seed=st.integers(0, 2**64 - 1),
-    root=st.integers(1, 100),
-    leaf=st.integers(1, 20),
-    levels=st.sampled_from([None, 2, 3]),
+    clusters=st.integers(2, 100),
+    binary=st.booleans(),
 )
-def test_any_frequencies_give_a_valid_tree(recipe, frequencies, seed, root, leaf, levels):
-    leaf = 1 if levels == 2 else leaf
+def test_any_frequencies_give_a_valid_tree(recipe, frequencies, seed, clusters, binary):
     plain = build(recipe, frequencies, seed)
     assert plain.is_binary
     assert plain.height <= MAX_DEPTH
     assert Tree(**plain.arrays()) == plain  # validates again
-    tree = build(recipe, frequencies, seed, root=root, leaf=leaf, levels=levels)
-    assert tree == plain.collapse(root, leaf, levels, frequencies)
+    tree = build(recipe, frequencies, seed, clusters=clusters, binary=binary)
+    assert tree == plain.collapse(clusters, binary=binary, frequencies=frequencies)
     if len(frequencies) <= 2:
         assert tree.to_nested() in (0, (0, 1), (1, 0))
 
@@ -272,48 +270,30 @@ def intervals(tree):
 
 @pytest.mark.parametrize("recipe", ["random", "huffman", "cluster"])
 @given(
-    n_classes=st.integers(1, 300),
-    root=st.integers(1, 310),
-    leaf=st.integers(1, 40),
+    n_classes=st.integers(2, 300),
+    clusters=st.integers(2, 310),
     seed=st.integers(0, 2**32),
 )
-def test_shapes_with_two_and_three_levels(recipe, n_classes, root, leaf, seed):
+def test_both_shapes_have_the_same_clusters(recipe, n_classes, clusters, seed):
+    """Unless a group would be above the bound. Binary nodes below them are those of the plain
+    tree."""
     frequencies = zipf(n_classes)
     plain = build(recipe, frequencies, seed)
-    clustered = build(recipe, frequencies, seed, root=root)
-    two = build(recipe, frequencies, seed, root=root, levels=2)
-    three = build(recipe, frequencies, seed, root=root, leaf=leaf, levels=3)
-    for tree, height in ((two, 2), (three, 3)):
+    binary = build(recipe, frequencies, seed, clusters=clusters, binary=True)
+    grouped = build(recipe, frequencies, seed, clusters=clusters)
+    unbounded = plain.collapse(clusters, frequencies=frequencies, max_group=n_classes)
+    width = min(clusters, n_classes)
+    ends = binary.boundary[: width + 1]
+    for tree in (binary, grouped, unbounded):
         assert (tree.order == plain.order).all()
-        assert tree.height <= height
-        if root >= n_classes > 1:
-            assert tree.to_nested() == tuple(plain.order.tolist())
-    assert two.root_width == clustered.root_width
-    unbounded = plain.collapse(root, 1, 2, frequencies, max_group=n_classes)
-    if n_classes > 1:
-        clusters = clustered.boundary[: two.root_width + 1]
-        assert (unbounded.boundary[: two.root_width + 1] == clusters).all()
-        if np.diff(clusters).max() <= support.group_bound(n_classes, root):
-            assert two == unbounded
-    assert all(begin == 0 and end == n_classes for _, _, begin, end in intervals(two))
-    if n_classes <= leaf:
-        assert three.height <= 1
-        return
-    width = three.root_width
-    assert width == clustered.root_width
-    assert (three.boundary[: width + 1] == clustered.boundary[: width + 1]).all()
-    # The groups: the largest subtrees of at most G leaves inside a cluster.
-    expected = {
-        (begin, end)
-        for begin, end, above, until in intervals(clustered)
-        if end - begin <= leaf and (until - above > leaf or (above, until) == (0, n_classes))
+        assert tree.root_width == width
+    assert intervals(binary) <= intervals(plain) | {
+        (begin, end, 0, n_classes) for begin, end in pairwise(ends.tolist())
     }
-    parents = {(above, until) for _, _, above, until in intervals(three)}
-    found = {(begin, end) for begin, end, *_ in intervals(three) if (begin, end) not in parents}
-    outside = {(begin, end) for begin, end in found if end - begin > leaf}
-    assert found - outside == expected
-    # A cluster without a group is one softmax over its classes.
-    assert all(not any(begin <= b and e <= end for b, e in expected) for begin, end in outside)
+    assert grouped.height <= 2
+    assert (unbounded.boundary[: width + 1] == ends).all()
+    if np.diff(ends).max() <= support.group_bound(n_classes, width):
+        assert grouped == unbounded
 
 
 @pytest.mark.parametrize("recipe", ["random", "huffman", "cluster"])
@@ -327,7 +307,7 @@ def test_one_class_holds_nearly_all_mass(recipe, heavy):
         assert tree.depth[heavy] == 1
         assert tree.depth[(heavy + 100) % 500] == 2
         assert tree.height <= 12
-    wide = build(recipe, frequencies, seed=1, root=20)
+    wide = build(recipe, frequencies, seed=1, clusters=20, binary=True)
     assert wide.root_width == 20
     assert wide.depth[heavy] == 1
 
@@ -361,22 +341,22 @@ def groups(tree):
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("recipe", ["random", "huffman", "cluster"])
 @pytest.mark.parametrize("n_classes", [1, 2, 3, 16, 17, 700, 1025, 5000, 49_152])
-def test_groups_of_two_levels_are_bounded(recipe, counts, n_classes):
+def test_groups_are_bounded(recipe, counts, n_classes):
     """For the default root and others: every class once, no group above the bound, and the root not
     wider than without it."""
     frequencies = COUNTS[counts](n_classes)
-    usual = TreeShape.for_classes(n_classes, n_trees=4).root
-    for root in dict.fromkeys([usual, 1, 2, 3, 16, 1000]):
-        tree = build(recipe, frequencies, seed=5, root=root, levels=2)
+    usual = TreeShape.for_classes(n_classes, n_trees=4).clusters
+    for clusters in dict.fromkeys([usual, 2, 3, 16, 1000]):
+        tree = build(recipe, frequencies, seed=5, clusters=clusters)
         assert sorted(tree.order.tolist()) == list(range(n_classes))
         assert tree.height <= 2
         if n_classes == 1:
             continue
-        width = min(max(root, 2), n_classes)
+        width = min(clusters, n_classes)
         assert tree.root_width == width == len(groups(tree))
         assert groups(tree).sum() == n_classes
-        assert groups(tree).max() <= support.group_bound(n_classes, min(root, n_classes))
-        assert build(recipe, frequencies, seed=5, root=root, levels=2) == tree
+        assert groups(tree).max() <= support.group_bound(n_classes, width)
+        assert build(recipe, frequencies, seed=5, clusters=clusters) == tree
 
 
 @pytest.mark.parametrize("recipe", ["huffman", "cluster"])
@@ -387,8 +367,8 @@ def test_only_rare_classes_are_divided(recipe):
     frequencies = np.where(np.arange(n) % 2, zipf(n) // 1000, 0)
     vectors = arithmetic_vectors(n, 4) * (frequencies > 0)[:, None]  # as word_vectors has them
     plain = build_tree(recipe, n, frequencies, vectors, 3)
-    tree = plain.collapse(256, 1, 2, frequencies)
-    unbounded = plain.collapse(256, 1, 2, frequencies, max_group=n)
+    tree = plain.collapse(256, frequencies=frequencies)
+    unbounded = plain.collapse(256, frequencies=frequencies, max_group=n)
     assert groups(tree).max() <= 887 < 8000 < groups(unbounded).max()
     subtrees = {(begin, end) for begin, end, *_ in intervals(plain)}
     ends = tree.boundary[: tree.root_width + 1].tolist()
@@ -405,7 +385,7 @@ GOLDEN = {
     "huffman": "e353fbc76f4a2c862cb4d264cec31b4c",
     "cluster": "b24c200f170a058f0d8ac679b336e6ea",
     "cluster, every option": "766ee7f998383f65700d77ed8ecc2f8b",
-    "huffman, collapsed": "ec519a98935e47588a0900f25f8901a6",
+    "huffman, collapsed": "2038d06f970156e8f418bc81d5f93439",
 }
 
 
@@ -416,9 +396,10 @@ def test_trees_are_the_same_everywhere(name):
         "cluster, every option": {
             "noise": 0.25,
             "iterations": 3,
-            "root": 20,
+            "clusters": 20,
+            "binary": True,
         },
-        "huffman, collapsed": {"root": 64, "leaf": 8},
+        "huffman, collapsed": {"clusters": 64},
     }.get(name, {})
     vectors = arithmetic_vectors(3000, 21) if recipe == "cluster" else None
     tree = build_tree(recipe, 3000, zipf(3000) % 4001, vectors, 12345, **options)
@@ -454,25 +435,36 @@ def test_build_tree_by_name():
     assert build_tree("random", 50, seed=4) == random_tree(50, 4)
     assert build_tree("huffman", 50, frequencies, seed=4) == huffman_tree(frequencies, 4)
     assert build_tree(
-        "cluster", 50, frequencies, vectors, 4, 8, 3, noise=0.1, iterations=2
-    ) == cluster_tree(vectors, frequencies, 4, root=8, leaf=3, noise=0.1, iterations=2)
+        "cluster", 50, frequencies, vectors, 4, 8, True, noise=0.1, iterations=2
+    ) == cluster_tree(vectors, frequencies, 4, clusters=8, binary=True, noise=0.1, iterations=2)
 
 
 def test_ensembles():
     frequencies, vectors = zipf(50), arithmetic_vectors(50, 3)
-    trees = build_ensemble("cluster", 50, 4, frequencies, vectors, seed=3, root=5, noise=0.2)
+    options = {"clusters": 5, "noise": 0.2}
+    trees = build_ensemble("cluster", 50, 4, frequencies, vectors, seed=3, **options)
     assert len(set(trees)) == 4
     assert all(tree.root_width == 5 for tree in trees)
     assert trees == [
-        build_tree("cluster", 50, frequencies, vectors, seed=tree_seed(3, t), root=5, noise=0.2)
+        build_tree("cluster", 50, frequencies, vectors, seed=tree_seed(3, t), **options)
         for t in range(4)
     ]
-    longer = build_ensemble("cluster", 50, 6, frequencies, vectors, seed=3, root=5, noise=0.2)
+    longer = build_ensemble("cluster", 50, 6, frequencies, vectors, seed=3, **options)
     assert longer[:4] == trees
     other = arithmetic_vectors(50, 7) ** 2
-    turns = build_ensemble("cluster", 50, 3, frequencies, [vectors, other])
+    turns = build_ensemble("cluster", 50, 3, frequencies, [vectors, other], noise=0)
     assert turns[1] == cluster_tree(other, frequencies, tree_seed(0, 1))
     assert turns[2] == cluster_tree(vectors, frequencies, tree_seed(0, 2))
+
+
+def test_several_clustered_trees_have_noise():
+    """One has none, unless it is given."""
+    frequencies, vectors = zipf(50), arithmetic_vectors(50, 3)
+    seeds = [tree_seed(3, t) for t in range(2)]
+    expected = [cluster_tree(vectors, frequencies, seed, noise=0.3) for seed in seeds]
+    assert build_ensemble("cluster", 50, 2, frequencies, vectors, seed=3) == expected
+    (one,) = build_ensemble("cluster", 50, 1, frequencies, vectors, seed=3)
+    assert one == cluster_tree(vectors, frequencies, seeds[0])
 
 
 def test_tree_seeds_differ():
@@ -499,9 +491,9 @@ def test_tree_seeds_differ():
         ),
         (("random", 3, None, None, 2**64), ValueError, "seed: expected a whole number"),
         (
-            ("random", 3, None, None, 0, 0),
+            ("random", 3, None, None, 0, 1),
             ValueError,
-            "root: expected a whole number of at least 1, got 0",
+            "clusters: expected a whole number of at least 2, got 1",
         ),
         (("huffman", 3), ValueError, "frequencies: expected an array for the recipe 'huffman'"),
         (("huffman", 3, [1, -1, 0]), ValueError, r"frequencies\[1\]: .* got -1"),

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from hstree.trees import MAX_DEPTH, Tree
 from trees import support
-from trees.support import nested_trees
+from trees.support import nested_trees, trees_of_groups, trees_of_paths
 
 frequency = st.one_of(
     st.just(0.0), st.integers(0, 9).map(float), st.floats(0, 1e6, allow_subnormal=False)
@@ -65,90 +65,65 @@ def test_paths_codes_and_depths(nested):
     assert tree.average_depth() == pytest.approx(sum(depth) / len(depth))
 
 
-@given(nested_trees())
-def test_tables(nested):
+@given(trees_of_paths())
+def test_tables_of_paths(nested):
+    """Binary nodes are numbered in preorder, without a wide root."""
     tree = Tree.from_nested(nested)
-    tables = tree.tables()
-    nodes = support.preorder(nested)
-    binary_number, first_row = {}, {}
-    n_rows = 0
-    for m, node in enumerate(nodes):
-        if len(node) == 2:
-            binary_number[m] = len(binary_number)
-        elif m > 0:
-            first_row[m] = n_rows
-            n_rows += len(node)
-    assert tables.n_binary == len(binary_number)
-    assert tables.n_wide_rows == n_rows
+    tables, nodes = tree.tables(), support.preorder(nested)
     wide_root = bool(nodes) and len(nodes[0]) > 2
+    binary = [m for m, node in enumerate(nodes) if len(node) == 2]
+    assert (tables.n_binary, tables.max_group) == (len(binary), 0)
     assert tables.root_width == (len(nodes[0]) if wide_root else 0)
     assert (tables.root_child is None) == (not wide_root)
-
-    max_depth = max_width = 0
-    order = support.leaves(nested)
+    order, depths = support.leaves(nested), []
     for c, path in support.paths(nested).items():
         assert tables.leaf_position[c] == order.index(c)
-        binary = [binary_number[m] << 1 | (k == 0) for m, k in path if m in binary_number]
-        wide = [[first_row[m], len(nodes[m]), k] for m, k in path if m in first_row]
-        assert tables.path[tables.path_offset[c] : tables.path_offset[c + 1]].tolist() == binary
-        found = tables.wide_path[tables.wide_offset[c] : tables.wide_offset[c + 1]]
-        assert found.tolist() == wide
+        expected = [binary.index(m) << 1 | (k == 0) for m, k in path if m in binary]
+        assert tables.path[tables.path_offset[c] : tables.path_offset[c + 1]].tolist() == expected
         if wide_root:
             assert tables.root_child[c] == path[0][1]
-        max_depth = max(max_depth, len(binary))
-        max_width = max(max_width, sum(width for _, width, _ in wide))
-    assert (tables.max_depth, tables.max_width) == (max_depth, max_width)
-    assert tables.path_offset[0] == tables.wide_offset[0] == 0
+        depths.append(len(expected))
+    assert tables.max_depth == max(depths)
+    assert tables.path_offset[0] == 0
     assert tables.path_offset[-1] == len(tables.path)
-    assert tables.wide_offset[-1] == len(tables.wide_path)
-    assert tables.wide_path.shape[1:] == (3,)
-    dtypes = [tables.leaf_position, tables.path, tables.wide_path]
-    assert all(array.dtype == np.int32 for array in dtypes)
-    assert tables.path_offset.dtype == tables.wide_offset.dtype == np.int64
+    assert tables.leaf_position.dtype == tables.path.dtype == np.int32
+    assert tables.path_offset.dtype == np.int64
 
 
-@given(nested_trees())
-def test_leaf_groups_are_a_kind_of_their_own(nested):
-    """Nodes of classes alone, other than a wide root; the other nodes are numbered without them."""
-    tree = Tree.from_nested(nested)
-    tables, all_nodes = tree.tables(leaf_groups=True), support.preorder(nested)
-    groups = {
-        m
-        for m, node in enumerate(all_nodes)
-        if not any(isinstance(child, tuple) for child in node) and (m > 0 or len(node) == 2)
-    }
-    above = [m for m in range(len(all_nodes)) if m not in groups]
-    binary = [m for m in above if len(all_nodes[m]) == 2]
-    wide = [m for m in above if len(all_nodes[m]) > 2 and m > 0]
-    rows = np.cumsum([0, *(len(all_nodes[m]) for m in wide)]).tolist()
-    assert (tables.n_binary, tables.n_wide_rows) == (len(binary), rows[-1])
-    assert tables.max_group == max((len(all_nodes[m]) for m in groups), default=0)
-    order, widths = support.leaves(nested), [0]
-    for c, path in support.paths(nested).items():
-        of_binary = [binary.index(m) << 1 | (k == 0) for m, k in path if m in binary]
-        of_wide = [[rows[wide.index(m)], len(all_nodes[m]), k] for m, k in path if m in wide]
-        of_group = [[order.index(c) - k, len(all_nodes[m]), k] for m, k in path[-1:] if m in groups]
-        for table, offset, expected in (
-            (tables.path, tables.path_offset, of_binary),
-            (tables.wide_path, tables.wide_offset, of_wide),
-            (tables.group, tables.group_offset, of_group),
-        ):
-            assert table[offset[c] : offset[c + 1]].tolist() == expected
-        widths.append(sum(width for _, width, _ in of_wide))
-    assert tables.max_width == max(widths)
-    assert tables.max_depth == np.diff(tables.path_offset).max()
+@given(trees_of_groups() | st.just(0))
+def test_tables_of_groups(nested):
+    """The root is wide even with two children, and there are no binary nodes."""
+    tables, order = Tree.from_nested(nested).tables(groups=True), support.leaves(nested)
+    children = nested if isinstance(nested, tuple) else ()
+    assert tables.root_width == len(children)
+    assert tables.max_group == max((len(c) for c in children if isinstance(c, tuple)), default=0)
+    assert (tables.n_binary, tables.max_depth, len(tables.path)) == (0, 0, 0)
+    assert not tables.path_offset.any()
+    assert tables.leaf_position.tolist() == [order.index(c) for c in range(len(order))]
+    for k, child in enumerate(children):
+        assert (tables.root_child[support.leaves(child)] == k).all()
 
 
 def test_tables_by_hand():
-    tables = Tree.from_nested(((0, 1), (2, (3, 4, 5), 6), 7)).tables()
-    assert tables.leaf_position.tolist() == list(range(8))
-    assert tables.root_child.tolist() == [0, 0, 1, 1, 1, 1, 1, 2]
-    assert tables.path_offset.tolist() == [0, 1, 2, 2, 2, 2, 2, 2, 2]
-    assert tables.path.tolist() == [1, 0]
-    assert tables.wide_offset.tolist() == [0, 0, 0, 1, 3, 5, 7, 8, 8]
-    assert tables.wide_path[1:3].tolist() == [[0, 3, 1], [3, 3, 0]]  # class 3
-    assert (tables.root_width, tables.n_binary, tables.n_wide_rows) == (3, 1, 6)
-    assert (tables.max_depth, tables.max_width) == (1, 6)
+    tables = Tree.from_nested((7, (0, 1), (2, (3, 4)), 5, 6)).tables()
+    assert tables.leaf_position.tolist() == [1, 2, 3, 4, 5, 6, 7, 0]
+    assert tables.root_child.tolist() == [1, 1, 2, 2, 2, 3, 4, 0]
+    assert tables.path_offset.tolist() == [0, 1, 2, 3, 5, 7, 7, 7, 7]
+    assert tables.path.tolist() == [1, 0, 3, 2, 5, 2, 4]
+    assert (tables.root_width, tables.n_binary, tables.max_depth) == (5, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("nested", "groups", "message"),
+    [
+        ((0, (1, 2, 3)), False, "binary nodes below the root, got node 1 with 3 children"),
+        (((0, 1), (2, 3, 4), 5), False, "binary nodes below the root, got node 2 with 3 children"),
+        ((0, (1, (2, 3)), 4), True, "two levels, .*, got node 1 with 2 children, which are not"),
+    ],
+)
+def test_trees_of_another_shape_have_no_tables(nested, groups, message):
+    with pytest.raises(ValueError, match=f"trees: expected {message}"):
+        Tree.from_nested(nested).tables(groups)
 
 
 @given(nested_trees(), st.data())
@@ -200,70 +175,50 @@ def test_average_depth():
 # Collapse
 
 
-@given(
-    nested_trees(),
-    st.integers(1, 50),
-    st.integers(1, 20),
-    st.sampled_from([None, 2, 3]),
-    st.data(),
-)
-def test_collapse(nested, root, leaf, levels, data):
-    leaf = 1 if levels == 2 else leaf
+@given(nested_trees(), st.integers(2, 50), st.booleans(), st.data())
+def test_collapse(nested, clusters, binary, data):
     tree = Tree.from_nested(nested)
     n = tree.n_classes
     frequencies = data.draw(
         st.none() | st.lists(st.integers(0, 5), min_size=n, max_size=n), label="frequencies"
     )
-    max_group = data.draw(st.none() | st.integers(1, 50)) if levels == 2 else None
-    collapsed = tree.collapse(root, leaf, levels, frequencies, max_group=max_group)
-    by_hand = support.collapse(nested, root, leaf, levels, frequencies, max_group)
+    max_group = None if binary else data.draw(st.none() | st.integers(1, 50))
+    collapsed = tree.collapse(clusters, binary=binary, frequencies=frequencies, max_group=max_group)
+    by_hand = support.collapse(nested, clusters, binary, frequencies, max_group)
     assert collapsed.to_nested() == by_hand
     assert Tree(**collapsed.arrays()) == collapsed  # validates again
     assert collapsed.order.tolist() == tree.order.tolist()
-    assert collapsed.height <= tree.height
-    if levels == 2 and root < n:
-        bound = max_group or support.group_bound(n, root)
-        children = [len(support.leaves(child)) for child in by_hand] if n > 1 else []
-        assert max(children, default=1) <= bound
-        least = sum(-(-len(support.leaves(child)) // bound) for child in nested) if n > 1 else 0
-        assert collapsed.root_width <= max(root, -(-n // bound), least)
-    else:
-        assert collapsed.root_width <= max(root, leaf, tree.root_width)
-    assert tree.collapse(1, 1, None, frequencies) == tree
-    flat = tree.collapse(n, 1, levels, frequencies)
-    assert flat == tree.collapse(1, n, None, frequencies) == tree.collapse(1, n, 3, frequencies)
-    assert flat.height <= 1
+    assert collapsed.height <= (tree.height if binary else min(tree.height, 2))
+    bound = n if binary else max_group or support.group_bound(n, min(clusters, n))
+    children = nested if n > 1 else ()
+    least = sum(-(-len(support.leaves(child)) // bound) for child in children)
+    assert collapsed.root_width <= max(clusters, -(-n // bound), least)
+    if not binary:
+        assert collapsed.tables(groups=True).max_group <= bound
+    flat = tree.collapse(n, binary=binary, frequencies=frequencies)
+    assert flat.to_nested() == (tuple(support.leaves(nested)) if n > 1 else 0)
 
 
 def test_collapse_by_hand():
     tree = Tree.from_nested((((0, 1), (2, 3)), ((4, 5), (6, 7))))
-    assert tree.collapse(root=2) is tree
-    assert tree.collapse(root=3).to_nested() == ((0, 1), (2, 3), ((4, 5), (6, 7)))
-    assert tree.collapse(root=4).to_nested() == ((0, 1), (2, 3), (4, 5), (6, 7))
-    assert tree.collapse(leaf=4).to_nested() == ((0, 1, 2, 3), (4, 5, 6, 7))
-    assert tree.collapse(root=3, leaf=4).to_nested() == ((0, 1), (2, 3), (4, 5, 6, 7))
+    assert tree.collapse(2).to_nested() == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert tree.collapse(3).to_nested() == ((0, 1), (2, 3), (4, 5, 6, 7))
     rare_first = [0, 0, 0, 0, 0, 0, 9, 1]
-    assert tree.collapse(5, 4, None, rare_first).to_nested() == ((0, 1), (2, 3), (4, 5), 6, 7)
+    expected = ((0, 1, 2, 3), (4, 5), 6, 7)
+    assert tree.collapse(4, frequencies=rare_first).to_nested() == expected
     assert tree.collapse(8).to_nested() == tuple(range(8))
-    assert tree.collapse(10**12, 10**12).to_nested() == tuple(range(8))
+    assert tree.collapse(10**12).to_nested() == tuple(range(8))
 
 
-def test_collapse_to_two_or_three_levels_by_hand():
-    left, right = (((0, 1), 2), (3, (4, 5))), ((6, 7), ((8, 9), (10, 11)))
-    tree = Tree.from_nested((left, right))
-    two = ((0, 1, 2, 3, 4, 5), (6, 7, 8, 9, 10, 11))
-    assert tree.collapse(levels=2).to_nested() == two
-    assert tree.collapse(root=3, levels=2).to_nested() == ((0, 1, 2), (3, 4, 5), two[1])
-    assert tree.collapse(levels=3).to_nested() == two
-    assert tree.collapse(leaf=2, levels=3).to_nested() == (
-        ((0, 1), 2, 3, (4, 5)),
-        ((6, 7), (8, 9), (10, 11)),
-    )
-    assert tree.collapse(leaf=4, levels=3).to_nested() == (
-        ((0, 1, 2), (3, 4, 5)),
-        ((6, 7), (8, 9, 10, 11)),
-    )
-    assert tree.collapse(leaf=6, levels=3).to_nested() == two
+def test_collapse_to_binary_nodes_by_hand():
+    tree = Tree.from_nested((((0, 1), (2, 3)), ((4, 5), (6, 7))))
+    assert tree.collapse(2, binary=True) is tree
+    assert tree.collapse(3, binary=True).to_nested() == ((0, 1), (2, 3), ((4, 5), (6, 7)))
+    rare_first = [0, 0, 0, 0, 0, 0, 9, 1]
+    collapsed = tree.collapse(4, binary=True, frequencies=rare_first)
+    assert collapsed.to_nested() == (((0, 1), (2, 3)), (4, 5), 6, 7)
+    assert tree.collapse(10**12, binary=True).to_nested() == tuple(range(8))
+    assert Tree.from_nested(0).collapse(2, binary=True).to_nested() == 0
 
 
 def test_collapse_to_groups_of_bounded_size_by_hand():
@@ -271,41 +226,41 @@ def test_collapse_to_groups_of_bounded_size_by_hand():
     itself, and otherwise divided equally. Without room the root becomes wider."""
     even = Tree.from_nested((((0, 1), (2, 3)), ((4, 5), (6, 7))))
     pairs = ((0, 1), (2, 3), (4, 5), (6, 7))
-    assert even.collapse(root=2, levels=2).to_nested() == ((0, 1, 2, 3), (4, 5, 6, 7))
-    assert even.collapse(root=2, levels=2, max_group=4).root_width == 2
-    assert even.collapse(root=2, levels=2, max_group=3).to_nested() == pairs
-    assert even.collapse(root=1, levels=2, max_group=2).to_nested() == pairs
-    assert even.collapse(root=1, levels=2, max_group=1).to_nested() == tuple(range(8))
+    assert even.collapse(2, max_group=4).root_width == 2
+    assert even.collapse(2, max_group=3).to_nested() == pairs
+    assert even.collapse(2, max_group=2).to_nested() == pairs
+    assert even.collapse(2, max_group=1).to_nested() == tuple(range(8))
     chain = Tree.from_nested((0, (1, (2, (3, (4, (5, (6, 7))))))))
     divided = (0, 1, (2, 3, 4), (5, 6, 7))
-    assert chain.collapse(root=4, levels=2, max_group=3).to_nested() == divided
-    assert chain.collapse(root=4, levels=2, max_group=8).to_nested() == (0, 1, 2, (3, 4, 5, 6, 7))
+    assert chain.collapse(4, max_group=3).to_nested() == divided
+    assert chain.collapse(4, max_group=8).to_nested() == (0, 1, 2, (3, 4, 5, 6, 7))
     last_first = [0, 0, 0, 0, 0, 0, 0, 1]
-    assert chain.collapse(4, 1, 2, last_first, max_group=3).to_nested() == divided
+    assert chain.collapse(4, frequencies=last_first, max_group=3).to_nested() == divided
     wide = Tree.from_nested((tuple(range(5)), (5, 6, 7), 8))
     expected = (0, (1, 2), (3, 4), 5, (6, 7), 8)
-    assert wide.collapse(root=2, levels=2, max_group=2).to_nested() == expected
+    assert wide.collapse(2, max_group=2).to_nested() == expected
+
+
+def test_groups_have_up_to_four_times_the_square_root():
+    tree = Tree.from_nested(chain(24))
+    assert tree.collapse(6).n_children.tolist() == [6, 20]  # 4 sqrt(25)
+    assert tree.collapse(5).n_children.tolist() == [5, 11, 11]  # 21 classes are divided
 
 
 def test_collapse_passes_over_a_node_with_too_many_children():
     tree = Tree.from_nested(((0, 1, 2, 3), (4, 5), 6))
-    assert tree.collapse(4).to_nested() == ((0, 1, 2, 3), 4, 5, 6)
-    assert tree.collapse(2).to_nested() == ((0, 1, 2, 3), (4, 5), 6)  # a wider root stays
+    for binary in (False, True):
+        assert tree.collapse(4, binary=binary).to_nested() == ((0, 1, 2, 3), 4, 5, 6)
+        assert tree.collapse(2, binary=binary) == tree  # a wider root stays
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"root": 0}, ValueError, "root: expected a whole number of at least 1, got 0"),
-        ({"leaf": -3}, ValueError, "leaf: expected a whole number of at least 1, got -3"),
-        ({"root": 2.0}, ValueError, r"root: expected a whole number of at least 1, got 2\.0"),
-        ({"levels": 1}, ValueError, "levels: expected a whole number from 2 to 3, got 1"),
-        ({"levels": 4}, ValueError, "levels: expected a whole number from 2 to 3, got 4"),
-        ({"levels": 2.5}, ValueError, r"levels: expected a whole number from 2 to 3, got 2\.5"),
-        ({"levels": 2, "leaf": 4}, ValueError, "leaf: expected 1 with levels=2, .*, got 4"),
-        ({"levels": 2, "max_group": 0}, ValueError, "max_group: expected a whole .* 1, got 0"),
-        ({"max_group": 2}, ValueError, "max_group: expected None without levels=2, got 2"),
-        ({"levels": 3, "max_group": 2}, ValueError, "max_group: expected None .*, got 2"),
+        ({"clusters": 1}, ValueError, "clusters: expected a whole number of at least 2, got 1"),
+        ({"clusters": 2.0}, ValueError, r"clusters: expected a whole .* at least 2, got 2\.0"),
+        ({"max_group": 0}, ValueError, "max_group: expected a whole .* 1, got 0"),
+        ({"binary": True, "max_group": 2}, ValueError, "max_group: expected None with binary=True"),
         ({"frequencies": [1, 2]}, ValueError, r"shape \(3,\), got shape \(2,\)"),
         ({"frequencies": [1, -2, 0]}, ValueError, r"frequencies\[1\]: .* at least 0, got -2"),
         ({"frequencies": [1, 0, np.nan]}, ValueError, r"frequencies\[2\]: .* got nan"),
@@ -316,7 +271,7 @@ def test_collapse_passes_over_a_node_with_too_many_children():
 )
 def test_collapse_errors(arguments, error, message):
     with pytest.raises(error, match=message):
-        Tree.from_nested((0, 1, 2)).collapse(**arguments)
+        Tree.from_nested((0, 1, 2)).collapse(**{"clusters": 2} | arguments)
 
 
 # Validation

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -38,12 +37,12 @@ SMALL = "--data data --head softmax --embedding-size 8 --hidden-size 8 --epochs 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A text ``data``, a run ``run`` on it, its tree ``words.tree``, a study ``toy.toml`` and an
-    empty folder ``disk``."""
+    """A text ``data``, runs ``run`` and ``trees`` on it, a study ``toy.toml`` and an empty folder
+    ``disk``."""
     folder = tmp_path_factory.mktemp("disk")
     data = write_corpus(folder / "data", sentences=40)
     train(small_config(data, folder / "run", epochs=1))
-    assert main(["tree", "build", str(folder / "words.tree"), "--data", str(data)]) == 0
+    train(small_config(data, folder / "trees", epochs=1, head="trees"))
     (folder / "toy.toml").write_text(STUDY)
     (folder / "disk").mkdir()
     return folder
@@ -76,10 +75,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 WRITING = {
-    "experiment robustness --size 12 --repetitions 2 --output disk/out": "out/robustness-noise.png",
     "analyze function run --output disk/out": "out/function-of-the-logits.png",
-    "tree build disk/tree --data data": "tree.vocabulary.txt",
-    "tree draw words.tree --output disk/tree.png": "tree.png",
+    "tree draw trees --output disk/tree.png": "tree.png",
 }
 
 
@@ -90,8 +87,7 @@ def test_a_full_disk(command: str, disk: Path, tmp_path: Path) -> None:
     def run() -> int:
         mount_memory(disk, SIZE)
         (disk / "out").mkdir()
-        for name in ("robustness.md", "robustness.json", "function.md"):
-            (disk / "out" / name).write_text("old")
+        (disk / "out" / "function.md").write_text("old")
         fill(disk, 0)
         before = contents(disk)
         status = main(command.split())
@@ -106,13 +102,12 @@ def test_a_full_disk(command: str, disk: Path, tmp_path: Path) -> None:
     assert status == 2
 
 
-@pytest.mark.parametrize("command", ["evaluate run --json", "generate run --words 3000"])
-def test_a_full_disk_behind_standard_output(command: str, disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_behind_standard_output(disk: Path, tmp_path: Path) -> None:
     def run() -> int:
         mount_memory(disk, SIZE)
         fill(disk, 0)
         sys.stdout = (disk / "result").open("w")
-        return main(command.split())
+        return main(["generate", "run", "--words", "3000"])
 
     status, _, error = in_child(run, tmp_path)
     assert error == "hstree: cannot write the output: No space left on device\n"
@@ -177,13 +172,10 @@ def test_a_study_goes_on_after_space_is_made(
 
 
 READING = {
-    "experiment robustness --output disk/out": "--output: expected a folder to write to",
     "experiment robustness --output disk/new": "--output: expected a folder to write to",
     "analyze function run --output disk/out": "--output: expected a folder to write to",
-    "study toy.toml --output disk/out": "--output: expected a folder to write to",
     f"train {SMALL} --run disk/run": "cannot create the run folder disk/run",
-    "tree build disk/tree --data data": "cannot write disk/tree.vocabulary.txt",
-    "tree draw words.tree --output disk/tree.png": "cannot write disk/tree.png",
+    "tree draw trees --output disk/tree.png": "cannot write disk/tree.png",
 }
 
 
@@ -204,18 +196,6 @@ def test_a_read_only_folder(command: str, disk: Path, tmp_path: Path) -> None:
     assert status == 2
     if "--output disk/out" in command:
         assert out == ""
-
-
-def test_a_read_only_study_can_be_listed(disk: Path, tmp_path: Path) -> None:
-    def run() -> int:
-        mount_memory(disk, SIZE)
-        assert main(["study", "toy.toml", "--output", "disk/toy", "--limit", "1"]) == 0
-        make_read_only(disk)
-        return main(["study", "toy.toml", "--output", "disk/toy", "--dry-run"])
-
-    status, out, _ = in_child(run, tmp_path)
-    assert status == 0
-    assert "softmax-seed=1 finished" in " ".join(out.split())
 
 
 def test_two_studies_in_one_folder(
@@ -240,20 +220,3 @@ def test_two_studies_in_one_folder(
     assert errors == [message] * 2
     runs = run_study(study, output)
     assert [run.state for run in runs] == ["finished"] * 2
-
-
-def test_a_run_of_a_study_that_another_process_trains(tmp_path: Path, folder: Path) -> None:
-    fcntl = pytest.importorskip("fcntl")
-    study = parse_study((folder / "toy.toml").read_text())
-    run_study(study, tmp_path, limit=1)
-    run = tmp_path / "runs" / "softmax-seed=1"
-    (run / "summary.json").unlink()
-    lock = os.open(run, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    try:
-        with pytest.raises(
-            StudyError, match=r"model 'softmax': .*: another process trains in this"
-        ):
-            run_study(study, tmp_path)
-    finally:
-        os.close(lock)

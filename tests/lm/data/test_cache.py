@@ -14,17 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hstree.lm.data import CACHE_VERSION as FORMAT_VERSION
-from hstree.lm.data import (
-    Corpus,
-    Vocabulary,
-    WhiteSpace,
-    Words,
-    embedded_corpus,
-    load_corpus,
-    read_entry,
-    user_cache,
-)
+from hstree._files import write_atomic
+from hstree.lm.data import Corpus, Vocabulary, WhiteSpace, Words, load_corpus, user_cache
 
 LINES = "".join(f"the cat number {i % 7} sat on mat {i % 11} .\n" for i in range(300))
 
@@ -63,43 +54,39 @@ def ids(corpus: Corpus) -> list[list[int]]:
     return [part.tolist() for part in (corpus.train, corpus.valid, corpus.test)]
 
 
-def entries(cache: Path) -> list[Path]:
-    return sorted(path for path in (cache / "tokens").iterdir() if path.is_dir())
+def files(cache: Path, suffix: str) -> list[Path]:
+    return sorted((cache / "tokens").glob(f"*.{suffix}"))
 
 
 def test_second_load_maps_the_stored_ids(cache: Path, text: Path, split_lines: list[int]) -> None:
-    first = load_corpus(text)
-    assert sum(split_lines) == 300
+    """Of the same text in another place, too, and with the vocabulary that the first load made."""
+    first = load_corpus(text, max_vocabulary=9)
+    assert sum(split_lines) == 301
     split_lines.clear()
-    second = load_corpus(text)
+    other = text.with_name("copy.txt")
+    other.write_bytes(text.read_bytes())
+    corpora = [
+        first,
+        load_corpus(text, max_vocabulary=9),
+        load_corpus(other, max_vocabulary=9),
+        load_corpus(text, vocabulary=first.vocabulary),
+    ]
     assert split_lines == []
-    assert ids(second) == ids(first)
-    assert second.vocabulary == first.vocabulary
-    assert (second.name, second.tokenizer.identity) == (first.name, first.tokenizer.identity)
-    for corpus in (first, second):
+    assert [corpus.name for corpus in corpora] == ["book.txt", "book.txt", "copy.txt", "book.txt"]
+    for corpus in corpora:
+        assert ids(corpus) == ids(first)
+        assert corpus.vocabulary == first.vocabulary
+        assert isinstance(corpus.tokenizer, Words)
         for part in (corpus.train, corpus.valid, corpus.test):
             assert isinstance(part, np.memmap)
             assert part.dtype == np.int32
             assert not part.flags.writeable
-    (entry,) = entries(cache)
-    assert {path.name for path in entry.iterdir()} == {"tokens.bin", "vocabulary.txt", "entry.json"}
-    size = sum(map(len, ids(first)))
-    assert (entry / "tokens.bin").stat().st_size == 4 * size
-
-
-def test_vocabulary_of_the_first_load_finds_the_same_entry(
-    cache: Path, text: Path, split_lines: list[int]
-) -> None:
-    first = load_corpus(text, max_vocabulary=9)
-    split_lines.clear()
-    vocabulary = Vocabulary(first.vocabulary.words, first.vocabulary.frequencies)
-    second = load_corpus(text, vocabulary=vocabulary)
-    assert split_lines == []
-    assert second.vocabulary is vocabulary
-    assert ids(second) == ids(first)
-    assert len(entries(cache)) == 1
-    other = Vocabulary(["<eos>", "<unk>", "cat"], [1, 2, 3])
-    assert max(load_corpus(text, vocabulary=other).train) == 2
+    (stored,) = files(cache, "ids")
+    assert stored.stat().st_size == 4 * sum(map(len, ids(first)))
+    words, counts = first.vocabulary.words, first.vocabulary.frequencies
+    changed = load_corpus(text, vocabulary=Vocabulary(words[::-1], counts[::-1]))
+    assert changed.train.tolist() == (len(words) - 1 - first.train).tolist()
+    assert len(files(cache, "ids")) == 2
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
@@ -122,7 +109,7 @@ def test_changed_file_of_the_same_size_and_time(
     corpus = load_corpus(path)
     words = corpus.vocabulary.decode(corpus.test.tolist())
     assert "the mat number 3" in " ".join(words)
-    assert len(entries(cache)) == 2
+    assert len(files(cache, "ids")) == 2
 
 
 def test_settings_have_entries_of_their_own(cache: Path, text: Path) -> None:
@@ -139,20 +126,7 @@ def test_settings_have_entries_of_their_own(cache: Path, text: Path) -> None:
         assert ids(load_corpus(text, **options)) == ids(corpus)
     assert sizes[0] > sizes[1] > sizes[2] == 6
     # White space splits this text as words are split, but the tokenizer is another.
-    assert len(entries(cache)) == 4
-
-
-def test_the_same_text_elsewhere_is_found(
-    cache: Path, text: Path, tmp_path: Path, split_lines: list[int]
-) -> None:
-    first = load_corpus(text)
-    split_lines.clear()
-    other = tmp_path / "copy.txt"
-    other.write_bytes(text.read_bytes())
-    second = load_corpus(other)
-    assert split_lines == []
-    assert ids(second) == ids(first)
-    assert second.name == "copy.txt"
+    assert len(files(cache, "ids")) == 4
 
 
 def truncate(path: Path) -> None:
@@ -165,66 +139,40 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-def other_version(path: Path) -> None:
-    header = json.loads(path.read_bytes()) | {"version": FORMAT_VERSION + 1}
-    path.write_text(json.dumps(header))
+def changed(**values: Any) -> Callable[[Path], Any]:
+    def change(path: Path) -> None:
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | values))
 
-
-def other_cut(path: Path) -> None:
-    """Counts with the same sum: the file of tokens has the right size."""
-    header = json.loads(path.read_bytes())
-    header["tokens"]["train"] += 8
-    header["tokens"]["valid"] -= 8
-    path.write_text(json.dumps(header))
-
-
-def other_length(path: Path) -> None:
-    header = json.loads(path.read_bytes())
-    header["lengths"] = {"train": [1, 1]}
-    path.write_text(json.dumps(header))
+    return change
 
 
 @pytest.mark.parametrize(
-    ("name", "damage"),
+    ("suffix", "damage"),
     [
-        ("tokens.bin", truncate),
-        ("tokens.bin", flip),
-        ("tokens.bin", Path.unlink),
-        ("vocabulary.txt", truncate),
-        ("vocabulary.txt", flip),
-        ("entry.json", truncate),
-        ("entry.json", Path.unlink),
-        ("entry.json", other_version),
-        ("entry.json", lambda path: path.write_text("[]")),
-        ("entry.json", other_cut),
-        ("entry.json", other_length),
-        ("entry.json", lambda path: path.write_text('{"version": 1, "tokens": 3}')),
+        ("ids", truncate),
+        ("ids", flip),
+        ("ids", Path.unlink),
+        ("json", truncate),
+        ("json", flip),
+        ("json", Path.unlink),
+        ("json", lambda path: path.write_text("[]")),
+        ("json", lambda path: path.write_bytes(b"\xff")),
+        ("json", changed(sizes={"train": 2708, "valid": 142, "test": 150})),
+        ("json", changed(ids=".")),
     ],
 )
 def test_damage_is_noticed_and_mended(
-    name: str, damage: Callable[[Path], Any], cache: Path, text: Path, split_lines: list[int]
+    suffix: str, damage: Callable[[Path], Any], cache: Path, text: Path, split_lines: list[int]
 ) -> None:
     expected = ids(load_corpus(text))
-    (entry,) = entries(cache)
-    content = {path.name: path.read_bytes() for path in entry.iterdir()}
-    damage(entry / name)
-    assert read_entry(entry) is None
+    content = {path.name: path.read_bytes() for path in (cache / "tokens").iterdir()}
+    for path in files(cache, suffix):
+        damage(path)
     assert ids(load_corpus(text)) == expected
-    assert {path.name: path.read_bytes() for path in entry.iterdir()} == content
+    assert {path.name: path.read_bytes() for path in (cache / "tokens").iterdir()} == content
     split_lines.clear()
     load_corpus(text)
     assert split_lines == []
-    assert {path.suffix for path in (cache / "tokens").iterdir()} == {"", ".entry"}
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff\xff", b"../" * 20 + b"....", b"0" * 64])
-def test_damaged_pointer(content: bytes, cache: Path, text: Path) -> None:
-    first = load_corpus(text)
-    (pointer,) = (cache / "tokens").glob("*.entry")
-    right = pointer.read_bytes()
-    pointer.write_bytes(content)
-    assert ids(load_corpus(text)) == ids(first)
-    assert pointer.read_bytes() == right
 
 
 def test_no_cache(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,15 +199,12 @@ def test_unwritable_cache_is_no_error(
 
 
 def test_full_disk_is_no_error(cache: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hstree.lm import data as module
-
-    def full(folder: Path, *lengths: Any) -> None:
-        if cache in folder.parents:
+    def full(path: Path, content: Any) -> None:
+        if cache in path.parents:
             raise OSError(28, "No space left on device")
-        original(folder, *lengths)
+        write_atomic(path, content)
 
-    original = module.seal
-    monkeypatch.setattr(module, "seal", full)
+    monkeypatch.setattr("hstree.lm.data.write_atomic", full)
     assert len(load_corpus(text).train) == 2700
     assert list((cache / "tokens").iterdir()) == []
 
@@ -273,14 +218,12 @@ def test_errors_of_the_text_are_not_swallowed(cache: Path, text: Path) -> None:
 
 def test_what_a_killed_process_left_is_removed_later(cache: Path, text: Path) -> None:
     for name, age in (("new", 0.0), ("old", 2 * 24 * 3600.0)):
-        folder = cache / "tokens" / f".hstree-writing-{name}"
+        folder = cache / "tokens" / f".{name}-x.part"
         folder.mkdir(parents=True)
-        (folder / "tokens.bin").write_bytes(b"1234")
-        for path in (folder / "tokens.bin", folder):
-            os.utime(path, (time.time() - age, time.time() - age))
+        (folder / "some.ids").write_bytes(b"1234")
+        os.utime(folder, (time.time() - age, time.time() - age))
     load_corpus(text)
-    left = [path.name for path in (cache / "tokens").glob(".hstree-writing-*")]
-    assert left == [".hstree-writing-new"]
+    assert [path.name for path in (cache / "tokens").glob(".*")] == [".new-x.part"]
 
 
 AT_ONCE = """
@@ -306,30 +249,15 @@ print([os.waitpid(child, 0)[1] for child in children])
 def test_processes_that_write_at_once(cache: Path, text: Path, tmp_path: Path) -> None:
     """Four start together; a damaged entry lies in their way."""
     expected = int(load_corpus(text).train.sum())
-    (entry,) = entries(cache)
-    truncate(entry / "tokens.bin")
+    truncate(*files(cache, "ids"))
     command = [sys.executable, "-W", "ignore", "-c", AT_ONCE, str(text)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     *printed, statuses = map(json.loads, shown.stdout.splitlines())
     assert statuses == [0] * 4, shown.stderr
     assert printed == [printed[0]] * 4
     assert printed[0][0] == expected
-    assert len(entries(cache)) == 4
-    assert all(read_entry(path) is not None for path in entries(cache))
+    assert (len(files(cache, "ids")), len(files(cache, "json"))) == (4, 8)
     assert list((cache / "tokens").glob(".*")) == []
-
-
-def test_embedded_corpus_is_cached_too(cache: Path, tmp_path: Path, split_lines: list[int]) -> None:
-    library = tmp_path / "lib"
-    library.mkdir()
-    for i in range(200):
-        (library / f"module_{i}.py").write_text(
-            f'"""The module number {i} reads and writes values. It returns all items of {i}."""\n'
-        )
-    first = embedded_corpus(library=library)
-    split_lines.clear()
-    assert ids(embedded_corpus(library=library)) == ids(first)
-    assert split_lines == []
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,22 +109,6 @@ def test_layers_one_after_the_other(layers: int, context_size: int | None) -> No
     torch.testing.assert_close(output.state, tuple((h[None], c[None]) for h, c in state))
 
 
-def test_equal_layers_are_those_of_one_lstm() -> None:
-    """A seed gives the weights and hidden vectors of a ``torch.nn.LSTM`` of several layers."""
-    torch.manual_seed(3)
-    backbone = AWDLSTM(V, 5, 7, layers=3).eval()
-    torch.manual_seed(3)
-    embedding = nn.Embedding(V, 5)
-    nn.init.uniform_(embedding.weight, -0.1, 0.1)
-    lstm = nn.LSTM(5, 7, 3)
-    tokens = torch.randint(V, (6, 3))
-    hidden, (h, c) = lstm(embedding(tokens))
-    output = backbone(tokens)
-    torch.testing.assert_close(output.hidden, hidden)
-    torch.testing.assert_close(torch.cat([pair[0] for pair in output.state]), h)
-    torch.testing.assert_close(torch.cat([pair[1] for pair in output.state]), c)
-
-
 @pytest.mark.parametrize("layers", [1, 3])
 def test_training_with_every_dropout(layers: int, masks: list[Tensor]) -> None:
     """Values and gradients of two windows against the equations with the same masks."""
@@ -173,57 +157,6 @@ def test_training_with_every_dropout(layers: int, masks: list[Tensor]) -> None:
         torch.testing.assert_close(ours, theirs, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize(
-    ("option", "part"), [("dropout_input", 0), ("dropout_hidden", 1), ("dropout", 2)]
-)
-def test_locked_masks(option: str, part: int) -> None:
-    """One mask for all steps of a window, another for every stream and every window."""
-    torch.manual_seed(4)
-    p, batch = 0.3, 40
-    backbone = AWDLSTM(V, 50, 50, 2, **{option: p})
-    tokens = torch.randint(V, (6, batch))
-    windows = []
-    for _ in range(2):
-        parts = read_by_layers(backbone, tokens)
-        if part == 0:
-            before = backbone.embedding(tokens)
-        else:
-            before = backbone.lstms[part - 1](parts[part - 1])[0]
-        ratio = parts[part] / before
-        assert torch.equal(ratio[:1].ne(0).expand_as(ratio), ratio.ne(0))
-        kept = ratio[ratio.ne(0)]
-        torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - p)), rtol=1e-4, atol=0)
-        mask = ratio[0].ne(0)
-        deviation = math.sqrt(p * (1 - p) / mask.numel())
-        assert abs(mask.double().mean() - (1 - p)) < 4 * deviation
-        assert len(mask.unique(dim=0)) == batch
-        windows.append(mask)
-        for other in {0, 1, 2} - {part}:
-            assert parts[other].ne(0).all()
-    assert not torch.equal(*windows)
-
-
-def test_dropped_words() -> None:
-    """A word is gone from the whole window or, scaled, there everywhere; a word that is gone gets
-    no gradient."""
-    torch.manual_seed(5)
-    n_words, p = 2000, 0.2
-    backbone = AWDLSTM(n_words, 3, 4, dropout_embedding=p)
-    tokens = torch.arange(n_words).repeat(2)[torch.randperm(2 * n_words)].view(-1, 8)
-    embedded = read_by_layers(backbone, tokens)[0]
-    weight = backbone.embedding.weight
-    kept = torch.zeros(n_words, dtype=torch.bool)
-    kept[tokens[embedded.ne(0).all(-1)]] = True
-    expected = torch.where(kept[:, None], weight / (1 - p), 0)[tokens]
-    torch.testing.assert_close(embedded, expected)
-    assert abs(kept.double().mean() - (1 - p)) < 4 * math.sqrt(p * (1 - p) / n_words)
-    embedded.square().sum().backward()
-    assert torch.equal(weight.grad.ne(0).all(1), kept)
-    assert torch.equal(weight.grad.ne(0).any(1), kept)
-    again = read_by_layers(backbone, tokens)[0]
-    assert not torch.equal(again.ne(0), embedded.ne(0))
-
-
 @pytest.mark.parametrize("dropouts", [{}, {"dropout_embedding": 0.3, "dropout_input": 0.4}])
 def test_embedding_noise(dropouts: dict[str, float]) -> None:
     """Added to every element after the dropout of words and before the locked mask."""
@@ -242,13 +175,6 @@ def test_embedding_noise(dropouts: dict[str, float]) -> None:
         locked = F.dropout(locked, dropouts["dropout_input"])
     expected = ((backbone.embedding.weight * words)[tokens] + sigma * noise) * locked
     torch.testing.assert_close(found, expected)
-    added = (found - (backbone.embedding.weight * words)[tokens] * locked).detach()
-    added = added[(locked != 0).expand_as(found)]
-    scale = float(locked.max())
-    assert float(added.std()) == pytest.approx(sigma * scale, rel=0.03)
-    assert abs(float(added.mean())) < 4 * sigma * scale / math.sqrt(added.numel())
-    again = read_by_layers(backbone, tokens)[0]
-    assert not torch.equal(again, found)
     (gradient,) = torch.autograd.grad(found.sum(), backbone.embedding.weight)
     of_words = torch.zeros(V, 50).index_put(
         (tokens.flatten(),), locked.expand(40, 8, 50).reshape(-1, 50), accumulate=True
@@ -256,38 +182,8 @@ def test_embedding_noise(dropouts: dict[str, float]) -> None:
     torch.testing.assert_close(gradient, of_words * words)
 
 
-@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, True, "0.1"])
-def test_embedding_noise_is_a_deviation(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"embedding_noise: expected a .*number.*, got"):
-        AWDLSTM(V, 5, 7, embedding_noise=value)
-
-
-def test_dropped_weights() -> None:
-    """Each window has its own mask, with no gradient for what it drops; the parameter stays."""
-    torch.manual_seed(6)
-    p = 0.3
-    backbone = AWDLSTM(V, 5, 20, 2, weight_dropout=p)
-    before = copy.deepcopy(backbone.state_dict())
-    tokens = torch.randint(V, (6, 3))
-    patterns = []
-    for _ in range(2):
-        backbone.zero_grad()
-        backbone(tokens).hidden.square().sum().backward()
-        for lstm in backbone.lstms:
-            assert isinstance(lstm.weight_hh_l0, nn.Parameter)
-            assert lstm.weight_hh_l0.is_leaf
-            kept = lstm.weight_hh_l0.grad.ne(0)
-            deviation = math.sqrt(p * (1 - p) / kept.numel())
-            assert abs(kept.double().mean() - (1 - p)) < 4 * deviation
-            for name in ("weight_ih_l0", "bias_ih_l0", "bias_hh_l0"):
-                assert getattr(lstm, name).grad.ne(0).all(), name
-            patterns.append(kept)
-    assert all(not torch.equal(patterns[i], patterns[i + 2]) for i in range(2))
-    torch.testing.assert_close(backbone.state_dict(), before, rtol=0, atol=0)
-
-
 def test_dropped_weights_are_never_stale() -> None:
-    """Changed, loaded, copied and converted weights are those of the next call."""
+    """Changed, loaded and copied weights are those of the next call."""
     torch.manual_seed(7)
     backbone = AWDLSTM(V, 5, 7, 2, **EVERY_DROPOUT)
     tokens = torch.randint(V, (6, 3))
@@ -301,13 +197,8 @@ def test_dropped_weights_are_never_stale() -> None:
     expected = plain(tokens)
     torch.testing.assert_close(backbone.eval()(tokens), expected)
     assert not torch.allclose(twin.eval()(tokens).hidden, expected.hidden)
-    twin.train()
-    twin(tokens)
     twin.load_state_dict(backbone.state_dict())
-    torch.testing.assert_close(twin.eval()(tokens), expected)
-    double = copy.deepcopy(twin).train().double()
-    assert double(tokens).hidden.dtype == torch.float64
-    torch.testing.assert_close(double.eval()(tokens).hidden.float(), expected.hidden)
+    torch.testing.assert_close(twin(tokens), expected)
 
 
 def test_names_are_those_of_torch() -> None:
@@ -335,22 +226,9 @@ def test_sparse_gradients_of_the_embedding() -> None:
     assert gradients[1].is_sparse
     assert sorted(gradients[1].coalesce().indices()[0].tolist()) == [1, 3, 4]
     torch.testing.assert_close(gradients[1].to_dense(), gradients[0])
-    with pytest.raises(ValueError, match="sparse_embedding: expected True or False, got 1"):
-        AWDLSTM(V, 5, 7, sparse_embedding=1)  # type: ignore[arg-type]
 
 
-def test_a_seed_gives_the_same_masks() -> None:
-    backbone = AWDLSTM(V, 5, 7, 2, **EVERY_DROPOUT)
-    tokens = torch.randint(V, (6, 3))
-    outputs = []
-    for seed in (8, 8, 9):
-        torch.manual_seed(seed)
-        outputs.append(backbone(tokens).hidden)
-    assert torch.equal(outputs[0], outputs[1])
-    assert not torch.equal(outputs[0], outputs[2])
-
-
-def test_evaluation_has_no_randomness() -> None:
+def test_evaluation_has_no_randomness_and_training_a_seed() -> None:
     torch.manual_seed(10)
     backbone = AWDLSTM(V, 5, 7, 2, embedding_noise=0.1, **EVERY_DROPOUT).eval()
     plain = AWDLSTM(V, 5, 7, 2).train()
@@ -362,6 +240,13 @@ def test_evaluation_has_no_randomness() -> None:
     torch.testing.assert_close(output, backbone(tokens), rtol=0, atol=0)
     assert torch.equal(output.raw, output.dropped)
     assert torch.equal(torch.get_rng_state(), generator)
+    backbone.train()
+    outputs = []
+    for seed in (8, 8, 9):
+        torch.manual_seed(seed)
+        outputs.append(backbone(tokens).hidden)
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
 
 
 def test_one_block_of_weights() -> None:
@@ -428,39 +313,28 @@ def test_state_needs_a_pair_for_each_layer() -> None:
     state = backbone.initial_state(3)
     assert [(h.shape, c.shape) for h, c in state] == [((1, 3, 7),) * 2, ((1, 3, 4),) * 2]
     assert not any(part.any() for pair in state for part in pair)
-    with pytest.raises(ValueError, match=r"state: expected a pair .* each of 2 layers, got 1"):
-        backbone(tokens, state[:1])
-    with pytest.raises(
-        ValueError,
-        match=r"state: .* shape \(1, 3, 7\) for layer 0, got \[\(1, 2, 7\), \(1, 2, 7\)\]",
-    ):
-        backbone(tokens, backbone.initial_state(2))
-    with pytest.raises(ValueError, match=r"for layer 1, got \[\(1, 3, 4\)\]"):
-        backbone(tokens, (state[0], state[1][:1]))
-
-
-def penalty_by_hand(raw: Tensor, dropped: Tensor, alpha: float, beta: float) -> float:
-    steps, batch, size = raw.shape
-    elements = [(b, d) for b in range(batch) for d in range(size)]
-    activation = sum(dropped[t, b, d].item() ** 2 for t in range(steps) for b, d in elements)
-    change = sum(
-        (raw[t, b, d] - raw[t - 1, b, d]).item() ** 2 for t in range(1, steps) for b, d in elements
-    )
-    penalty = alpha * activation / (steps * len(elements))
-    return penalty + (beta * change / ((steps - 1) * len(elements)) if steps > 1 else 0.0)
+    for wrong in (state[:1], backbone.initial_state(2), (state[0], state[1][:1])):
+        with pytest.raises(
+            ValueError, match=r"state: .* \[\(\(1, 3, 7\), \(1, 3, 7\)\), .* got \["
+        ):
+            backbone(tokens, wrong)
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (2.0, 0.0), (0.0, 1.5), (2.0, 1.5)])
-@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("steps", [1, 5])
 def test_activation_penalty(steps: int, alpha: float, beta: float) -> None:
     torch.manual_seed(15)
     output = AWDLSTM(V, 3, 4, dropout=0.5)(torch.randint(V, (steps, 2)))
     assert not torch.equal(output.raw, output.dropped)
     penalty = activation_penalty(output, alpha, beta)
     assert penalty.shape == ()
-    expected = penalty_by_hand(output.raw, output.dropped, alpha, beta)
-    assert penalty.item() == pytest.approx(expected, rel=1e-5)
     assert penalty.requires_grad == (alpha > 0 or (beta > 0 and steps > 1))
+    places = [(t, b, d) for t in range(steps) for b in range(2) for d in range(4)]
+    expected = alpha * sum(output.dropped[at].item() ** 2 for at in places) / len(places)
+    raw = output.raw
+    changes = [(raw[t, b, d] - raw[t - 1, b, d]).item() ** 2 for t, b, d in places if t > 0]
+    expected += beta * sum(changes) / max(len(changes), 1)
+    assert penalty.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_penalty_of_half_precision_is_taken_in_float32() -> None:
@@ -469,14 +343,6 @@ def test_penalty_of_half_precision_is_taken_in_float32() -> None:
     penalty = activation_penalty(output, 1.0, 1.0)
     assert penalty.dtype == torch.float32
     assert penalty.item() == 90000.0  # beyond float16
-
-
-@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-@pytest.mark.parametrize("name", ["alpha", "beta"])
-def test_penalty_refuses(name: str, value: float) -> None:
-    output = AWDLSTM(V, 3, 4)(torch.zeros(2, 1, dtype=torch.int64))
-    with pytest.raises(ValueError, match=f"{name}: expected a .*number.*, got {value}"):
-        activation_penalty(output, **{name: value})
 
 
 @pytest.mark.parametrize(
@@ -502,25 +368,31 @@ def test_config_round_trip(options: dict[str, Any]) -> None:
         AWDLSTM.from_config(config | {"colour": 1})
 
 
-@pytest.mark.parametrize("options", [{}, EVERY_DROPOUT])
-def test_parameter_count(options: dict[str, float]) -> None:
-    one, two = 4 * 7 * (5 + 7 + 2), 4 * 3 * (7 + 3 + 2)
-    backbone = AWDLSTM(V, 5, 7, 2, context_size=3, **options)
-    assert sum(parameter.numel() for parameter in backbone.parameters()) == V * 5 + one + two
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        *(
+            (name, [0, -1, 1.5], "a whole number of at least 1")
+            for name in ("n_classes", "embedding_size", "hidden_size", "layers", "context_size")
+        ),
+        *((name, [-0.1, 1.0, math.nan], r"a probability in \[0, 1\)") for name in EVERY_DROPOUT),
+        ("embedding_noise", [-0.1, math.nan, math.inf, True, "0.1"], "a .*number"),
+        ("sparse_embedding", [1], "True or False"),
+    ],
+)
+def test_bad_arguments(name: str, values: list[Any], message: str) -> None:
+    for value in values:
+        arguments = {"n_classes": V, "embedding_size": 5, "hidden_size": 7, name: value}
+        with pytest.raises(ValueError, match=f"{name}: expected {message}.*, got "):
+            AWDLSTM(**arguments)
 
 
-@pytest.mark.parametrize("name", ["embedding_size", "hidden_size", "layers", "context_size"])
-def test_sizes_are_counts(name: str) -> None:
-    sizes = {"n_classes": V, "embedding_size": 5, "hidden_size": 7, name: 0}
-    with pytest.raises(ValueError, match=f"{name}: expected .* at least 1, got 0"):
-        AWDLSTM(**sizes)
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.0, math.nan])
-@pytest.mark.parametrize("name", EVERY_DROPOUT)
-def test_dropouts_are_probabilities(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"{name}: expected a probability in \[0, 1\), got"):
-        AWDLSTM(V, 5, 7, **{name: value})
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_bad_penalties(name: str) -> None:
+    output = AWDLSTM(V, 3, 4)(torch.zeros(2, 1, dtype=torch.int64))
+    for value in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"{name}: expected a .*number.*, got {value}"):
+            activation_penalty(output, **{name: value})
 
 
 PROBE = """

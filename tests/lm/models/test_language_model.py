@@ -1,12 +1,13 @@
-"""The language model against its parts, and sampling."""
+"""The language model against its parts, and the contexts of a text."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from hstree.heads import MixtureOfSoftmaxes, Softmax
-from hstree.lm.model import AWDLSTM, LanguageModel, activation_penalty
+from hstree.heads import Softmax
+from hstree.lm.model import AWDLSTM, LanguageModel, read_contexts, read_stream
 
 V = 11
 
@@ -18,7 +19,8 @@ def model() -> LanguageModel:
 
 
 def test_forward_is_backbone_and_head(model: LanguageModel) -> None:
-    tokens, targets = torch.randint(V, (6, 3)), torch.randint(V, (6, 3))
+    """In one window, and in two with the state between them."""
+    tokens, targets = torch.randint(V, (2, 9, 3)).unbind()
     (log_prob, loss), state, read = model(tokens, targets)
     expected = model.backbone(tokens)
     torch.testing.assert_close(read, expected)
@@ -26,51 +28,20 @@ def test_forward_is_backbone_and_head(model: LanguageModel) -> None:
     output = model.head(expected.hidden, targets)
     torch.testing.assert_close(log_prob, output.output)
     torch.testing.assert_close(loss, output.loss)
-    assert log_prob.shape == (6, 3)
-    assert read.hidden.shape == (6, 3, model.backbone.out_features)
     torch.testing.assert_close(model.hidden(tokens), (expected.hidden, expected.state))
-
-
-def test_state_goes_on(model: LanguageModel) -> None:
-    tokens, targets = torch.randint(V, (2, 9, 3)).unbind()
-    whole = model(tokens, targets)
     first = model(tokens[:4], targets[:4])
     second = model(tokens[4:], targets[4:], first.state)
-    log_prob = torch.cat([first.head.output, second.head.output])
-    torch.testing.assert_close(log_prob, whole.head.output)
-    torch.testing.assert_close(second.state, whole.state)
+    torch.testing.assert_close(torch.cat([first.head.output, second.head.output]), log_prob)
+    torch.testing.assert_close(second.state, state)
 
 
-def test_penalty_reaches_the_backbone(model: LanguageModel) -> None:
-    """One backward pass for the loss and the penalty of what the head has read."""
-    tokens, targets = torch.randint(V, (2, 6, 3)).unbind()
-    (_, loss), _, read = model.train()(tokens, targets)
-    penalty = activation_penalty(read, 2.0, 1.0)
-    parameters = list(model.parameters())
-    found = torch.autograd.grad(loss + penalty, parameters, retain_graph=True)
-    parts = [
-        torch.autograd.grad(part, parameters, retain_graph=True, materialize_grads=True)
-        for part in (loss, penalty)
-    ]
-    for total, of_loss, of_penalty in zip(found, *parts, strict=True):
-        torch.testing.assert_close(total, of_loss + of_penalty)
-    assert parts[1][0].any()
-
-
-def test_dropout_only_in_training(model: LanguageModel) -> None:
-    tokens = torch.randint(V, (5, 2))
-    torch.testing.assert_close(model.hidden(tokens)[0], model.hidden(tokens)[0])
-    model.train()
-    dropped = model.hidden(tokens)[0]
-    assert (dropped == 0).any()
-    assert not torch.equal(dropped, model.hidden(tokens)[0])
-
-
-def test_dropped_words_stay_in_a_tied_head() -> None:
-    """The dropout of words is of the input alone: the head's rows are whole."""
+def test_a_tied_weight_is_one_parameter_whose_rows_stay() -> None:
+    """The dropout of words is of the input alone; the head reads what the others leave."""
     torch.manual_seed(6)
-    backbone = AWDLSTM(V, 7, 7, dropout_embedding=0.5)
+    backbone = AWDLSTM(V, 7, 7, dropout=0.3, dropout_embedding=0.5)
     model = LanguageModel(backbone, Softmax(7, V, embedding=backbone.embedding)).train()
+    own, shared = (list(module.parameters()) for module in (model, backbone))
+    assert sum(p.numel() for p in own) == sum(p.numel() for p in shared) + V
     tokens, targets = torch.randint(V, (2, 6, 3)).unbind()
     (log_prob, _), _, read = model(tokens, targets)
     logits = read.hidden @ backbone.embedding.weight.T + model.head.bias
@@ -78,28 +49,33 @@ def test_dropped_words_stay_in_a_tied_head() -> None:
     torch.testing.assert_close(log_prob, expected)
 
 
-def test_a_head_that_reads_time() -> None:
-    """Mixtures drop latent features alike in all steps."""
-    torch.manual_seed(7)
-    tokens, targets = torch.randint(V, (2, 6, 3)).unbind()
-    mixture = MixtureOfSoftmaxes(7, V, components=2, latent_features=4, latent_dropout=0.3)
-    model = LanguageModel(AWDLSTM(V, 5, 7, 2, dropout=0.3, weight_dropout=0.5), mixture)
-    model(tokens, targets).head.loss.backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad.isfinite().all(), name
-        assert parameter.grad.any(), name
-
-
-def test_a_tied_weight_is_one_parameter() -> None:
-    backbone = AWDLSTM(V, 7, 7)
-    tied = LanguageModel(backbone, Softmax(7, V, embedding=backbone.embedding))
-    own, shared = (list(module.parameters()) for module in (tied, backbone))
-    assert sum(p.numel() for p in own) == sum(p.numel() for p in shared) + V
+@pytest.mark.parametrize("length", [1, 4, 99])
+def test_contexts_of_a_text(length: int, model: LanguageModel) -> None:
+    """Those of one window, of a model that is in training mode before and after."""
+    tokens = np.random.default_rng(0).integers(V, size=10).astype(np.uint16)
+    expected, _ = model.hidden(torch.tensor(tokens.tolist())[:, None])
+    model.train()
+    torch.testing.assert_close(
+        torch.cat([*read_stream(model, tokens, length=length)]), expected[:, 0]
+    )
+    hidden, target = zip(*read_contexts(model, tokens, length=length), strict=True)
+    torch.testing.assert_close(torch.cat(hidden), expected[:-1, 0])
+    assert torch.cat(target).tolist() == tokens[1:].tolist()
+    assert model.training
+    assert not hidden[0].requires_grad
+    with pytest.raises(ValueError, match="tokens: expected at least 2, got 1"):
+        next(read_contexts(model, tokens[:1]))
+    with pytest.raises(
+        ValueError, match=r"tokens: expected integers in one dimension, got float64"
+    ):
+        next(read_stream(model, [0.5, 1.5]))
+    with pytest.raises(ValueError, match="length: expected a whole number of at least 1, got 0"):
+        next(read_stream(model, tokens, length=0))
 
 
 def test_sizes_must_fit() -> None:
     backbone = AWDLSTM(V, 5, 7)
-    with pytest.raises(ValueError, match=r"expected in_features = 7 .* got 8"):
+    with pytest.raises(ValueError, match=r"head: expected in_features = 7, .* got 8"):
         LanguageModel(backbone, Softmax(8, V))
-    with pytest.raises(ValueError, match=r"expected n_classes = 11 .* got 12"):
+    with pytest.raises(ValueError, match=r"head: expected n_classes = 11, .* got 12"):
         LanguageModel(backbone, Softmax(7, 12))

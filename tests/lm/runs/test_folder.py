@@ -53,13 +53,6 @@ def test_files_are_replaced_in_one_step(tmp_path: Path) -> None:
     assert path.read_bytes() == b"new"
 
 
-def test_existing_folders_are_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    with pytest.raises(CheckpointError, match="run already exists"):
-        RunDirectory(tmp_path / "run", "unused")
-    assert names(tmp_path / "run") == []
-
-
 def test_a_folder_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run", "unused")
     (tmp_path / "run").mkdir()
@@ -68,6 +61,25 @@ def test_a_folder_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> N
         directory.write({"a.txt": b""})
     assert names(tmp_path) == ["run"]
     assert names(tmp_path / "run") == ["mine"]
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    """Killed processes leave parts of files, which the next one removes; an existing folder is no
+    place for a new run."""
+    pytest.importorskip("fcntl")
+    first = RunDirectory(tmp_path / "a" / "run", "unused")
+    assert names(tmp_path) == []
+    first.write({"x": b"1"})
+    with pytest.raises(CheckpointError, match="another process trains in this folder"):
+        RunDirectory.open(first.path)
+    first.close()
+    (first.path / ".last.safetensors-abc.part").mkdir()
+    (first.path / ".last.safetensors-abc.part" / "last.safetensors").write_bytes(b"half of")
+    second = RunDirectory.open(first.path)
+    assert names(first.path) == ["x"]
+    second.close()
+    with pytest.raises(CheckpointError, match="run already exists"):
+        RunDirectory(first.path, "unused")
 
 
 def test_default_names_do_not_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,13 +112,6 @@ def test_folder_without_permission(tmp_path: Path) -> None:
             RunDirectory(tmp_path / "run", "unused")
     finally:
         tmp_path.chmod(0o700)
-
-
-def test_missing_parents_are_made_only_when_needed(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path / "a" / "b" / "run", "unused")
-    assert names(tmp_path) == []
-    directory.write({"x": b""})
-    assert names(tmp_path / "a" / "b") == ["run"]
 
 
 def test_only_abandoned_leftovers_are_removed(tmp_path: Path) -> None:

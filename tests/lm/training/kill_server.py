@@ -8,6 +8,7 @@ STATUS is negative after a signal.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
@@ -52,7 +53,7 @@ def main() -> None:
     say("ready")
     for line in sys.stdin:
         steps, _, settings = line.partition(" ")
-        config = TrainConfig.from_json(settings)
+        config = TrainConfig(**json.loads(settings))
         pid = os.fork()
         if pid == 0:
             status = 1

@@ -17,17 +17,26 @@ CLOCK = ("seconds", "tokens_per_second")
 
 
 class Recorder(Reporter):
-    """Keeps the losses of all steps and the records of all epochs."""
+    """Keeps what it is told."""
 
     def __init__(self) -> None:
+        self.messages: list[str] = []
         self.losses: list[float] = []
         self.records: list[EpochRecord] = []
+        self.tokens = self.stopped = 0
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
 
     def step(self, epoch: int, loss: float, tokens: int) -> None:
         self.losses.append(loss)
+        self.tokens += tokens
 
     def epoch(self, record: EpochRecord) -> None:
         self.records.append(record)
+
+    def stop(self) -> None:
+        self.stopped += 1
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:

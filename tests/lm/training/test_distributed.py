@@ -21,21 +21,13 @@ from typing import Any
 import pytest
 import torch
 from lm.training.runs import Recorder, assert_same_run, metrics, tensors
-from lm.training.toy import small_config, write_corpus
+from lm.training.toy import SGD, small_config, write_corpus
 from safetensors import safe_open
 
 from hstree.lm.config import ConfigError, TrainConfig
 from hstree.lm.run import CheckpointError
 from hstree.lm.train import TrainingInterrupted, resume, train
 
-SGD = {
-    "optimizer": "sgd",
-    "learning_rate": 3.0,
-    "head_learning_rate_factor": 1.0,
-    "clip": 0.25,
-    "schedule": "constant",
-    "warmup": 0,
-}
 NO_DROPOUT = {"dropout": 0.0, "dropout_input": 0.0, "dropout_hidden": 0.0}
 CASES: dict[str, dict[str, Any]] = {
     "sgd": {**SGD, "weight_decay": 1e-3, "alpha": 1.0, "beta": 1.0, "layers": 2},

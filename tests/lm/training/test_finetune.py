@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lm.training.toy import small_config, write_corpus
+import torch
+from lm.training.toy import SGD, small_config, write_corpus
 
 from hstree.lm.config import ConfigError, TrainConfig
+from hstree.lm.data import load_corpus
 from hstree.lm.run import CheckpointError, finetuning, load_config, load_run
-from hstree.lm.train import build_optimizers, starting_model, train
+from hstree.lm.train import build_optimizers, evaluate, starting_model, train
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     data = write_corpus(folder / "data", sentences=100)
-    train(small_config(data, folder / "run", epochs=1, optimizer="sgd", threads=1))
+    train(small_config(data, folder / "run", **SGD, epochs=1, threads=1))
     return folder / "run"
 
 
@@ -60,6 +62,46 @@ def test_dropouts_and_learning_rates_may_differ(run: Path) -> None:
     (optimizer,) = build_optimizers(model, config)
     of_body, of_head = optimizer.param_groups
     assert of_head["factor"] == 2.0 * of_body["factor"]
+
+
+def test_it_starts_from_the_best_weights_in_averaged_sgd(run: Path, tmp_path: Path) -> None:
+    """A text is read with the vocabulary of the run."""
+    other = write_corpus(tmp_path / "other", sentences=60, seed=3)
+    (other / "train.txt").write_text((other / "train.txt").read_text() + "the zebra sleeps .\n")
+    config = finetuning(run, run=str(tmp_path / "new"), data=str(other), dropout=0.1, epochs=2)
+    result = train(config)
+    first, second = load_run(run), load_run(tmp_path / "new")
+    assert second.vocabulary == first.vocabulary
+    assert second.config.dropout == second.model.backbone.dropout == 0.1
+    assert all(record.averaged for record in result.records)
+    valid = load_corpus(other, vocabulary=first.vocabulary).valid
+    start, best = evaluate(first.model, valid), min(r.valid_loss for r in result.records)
+    assert best < start
+    assert evaluate(second.model, valid) == best
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [([3.0, 2.0, 2.5, 2.5, 2.5, 1.0], [2.0, 2.5, 2.5, 2.5]), ([1.0, 2.0, 3.0], [2.0, 3.0])],
+    ids=["non-monotone", "no better than the start"],
+)
+def test_when_it_ends(
+    losses: list[float],
+    expected: list[float],
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rest = iter(losses)  # the first is that of the run
+    monkeypatch.setattr("hstree.lm.train.evaluate", lambda *_, **__: next(rest, 1.0))
+    epochs = 9 if len(losses) > 3 else 2
+    result = train(finetuning(run, run=str(tmp_path / "new"), epochs=epochs, nonmono=2))
+    assert [record.valid_loss for record in result.records] == expected
+    assert result.summary.best_epoch == (1 if epochs == 9 else 0)
+    if epochs == 2:
+        theirs = load_run(run).model.state_dict()
+        mine = load_run(tmp_path / "new").model.state_dict()
+        assert all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
 
 
 @pytest.mark.parametrize(

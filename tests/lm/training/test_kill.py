@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from lm.training.runs import assert_same_run, metrics
-from lm.training.toy import small_config, write_corpus
+from lm.training.toy import SGD, small_config, write_corpus
 from safetensors import safe_open
 
 from hstree.lm.config import TrainConfig
@@ -26,15 +26,11 @@ from hstree.lm.config import TrainConfig
 KILLS = 20
 
 AVERAGED = {
-    "optimizer": "sgd",
+    **SGD,
+    "learning_rate": 10.0,
     "averaging": "nt",
     "nonmono": 0,
     "variable_bptt": True,
-    "learning_rate": 10.0,
-    "head_learning_rate_factor": 1.0,
-    "clip": 0.25,
-    "schedule": "constant",
-    "warmup": 0,
     "layers": 2,
     "weight_dropout": 0.2,
     "dropout_embedding": 0.1,

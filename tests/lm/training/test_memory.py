@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -14,14 +13,11 @@ import pytest
 import torch
 from lm.training.runs import assert_same_run
 from lm.training.toy import small_config, write_corpus
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from hstree.__main__ import main
 from hstree._memory import ran_out
-from hstree.heads import Softmax, load_head
-from hstree.lm import run as checkpoint
-from hstree.lm.run import STATE, CheckpointError, load_model, load_run, load_state
+from hstree.lm.model import AWDLSTM
+from hstree.lm.run import STATE, load_model, load_run, load_state
 from hstree.lm.train import TrainingMemoryError, resume, train
 
 TESTS = Path(__file__).resolve().parents[2]
@@ -132,44 +128,16 @@ def test_errors_of_memory(error: BaseException, expected: bool) -> None:
     assert ran_out(error) == expected
 
 
-def test_error_of_torch() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(2**60, dtype=torch.uint8)
-    assert ran_out(caught.value)
-
-
-def test_files_without_the_memory_for_them_are_not_called_damaged(
+def test_a_file_without_the_memory_for_it_is_not_called_damaged(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Softmax(4, 9).save(tmp_path / "head")
     run = train(small_config(data, tmp_path / "run", epochs=1)).run
 
     def exhaust(*_: object, **__: object) -> None:
-        torch.empty(2**60, dtype=torch.uint8, device="cpu")
+        torch.empty(2**60, dtype=torch.uint8)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Softmax, "from_config", exhaust)
-        with pytest.raises(RuntimeError, match="allocat"):
-            load_head(tmp_path / "head")
-    with monkeypatch.context() as patched:
-        loaded = checkpoint._loaded
-
-        def exhaust_but_meta(*args: Any, assign: bool = False) -> Any:
-            return loaded(*args, assign=True) if assign else exhaust()
-
-        patched.setattr(checkpoint, "_loaded", exhaust_but_meta)
-        with pytest.raises(RuntimeError, match="allocat"):
-            load_model(run / "model.safetensors")
-        with pytest.raises(RuntimeError, match="allocat"):
-            load_state(run / STATE)
-
-
-def test_a_damaged_file_that_asks_for_memory_is_damaged(data: Path, tmp_path: Path) -> None:
-    file = train(small_config(data, tmp_path / "run", epochs=1)).run / "model.safetensors"
-    with safe_open(file, framework="pt") as opened:
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        description = json.loads(opened.metadata()["hstree.model"])
-    description["backbone"]["embedding_size"] = 10**11
-    save_file(tensors, file, {"hstree.model": json.dumps(description)})
-    with pytest.raises(CheckpointError, match="inconsistent model file"):
-        load_model(file)
+    monkeypatch.setattr(AWDLSTM, "from_config", exhaust)
+    for call in (lambda: load_model(run / "model.safetensors"), lambda: load_state(run / STATE)):
+        with pytest.raises(RuntimeError, match="allocat") as caught:
+            call()
+        assert ran_out(caught.value)

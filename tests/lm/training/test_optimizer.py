@@ -70,21 +70,6 @@ def rates(model: LanguageModel, config: TrainConfig, *, averaged: bool = False) 
     return dict(found)
 
 
-def test_head_learns_at_its_own_rate() -> None:
-    model = make_model()
-    found = rates(model, TrainConfig(learning_rate=0.5, head_learning_rate_factor=8.0))
-    assert set(found) == {name for name, _ in model.named_parameters()}
-    assert found["head.weight"] == found["head.bias"] == 4.0
-    assert found["backbone.embedding.weight"] == found["backbone.lstms.0.weight_hh_l0"] == 0.5
-
-
-def test_tied_weight_learns_with_the_backbone() -> None:
-    found = rates(make_model(tied=True), TrainConfig(learning_rate=0.5))
-    assert found["backbone.embedding.weight"] == 0.5
-    assert found["head.bias"] == 4.0
-    assert "head.weight" not in found
-
-
 def test_sparse_groups_have_an_optimizer_without_weight_decay() -> None:
     model = make_model(SparseSoftmax)
     optimizers = build_optimizers(model, TrainConfig(learning_rate=0.5))
@@ -97,95 +82,22 @@ def test_sparse_groups_have_an_optimizer_without_weight_decay() -> None:
     assert optimizers[1].param_groups[0]["lr"] == 0.4
 
 
-class Groups(Softmax):
-    """A softmax whose bias has a learning rate of its own."""
-
-    def parameter_groups(
-        self, lr: float, weight_decay: float = 0.01, **_: Any
-    ) -> list[dict[str, Any]]:
-        return [group([self.weight], 4 * lr, weight_decay), group([self.bias], 0.02, 0.0)]
-
-
-RULES = {
-    "adamw": ("adamw", False, AdamW),
-    "sgd": ("sgd", False, torch.optim.SGD),
-    "asgd": ("sgd", True, torch.optim.ASGD),
-}
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_every_optimizer_honours_the_groups_of_the_head(rule: str) -> None:
-    name, averaged, kind = RULES[rule]
-    config = TrainConfig(optimizer=name, learning_rate=20.0, weight_decay=0.3)
-    model = make_model(Groups)
-    found = rates(model, config, averaged=averaged)
-    assert found["head.weight"] == 80.0
-    assert found["head.bias"] == pytest.approx(0.02)
-    assert found["backbone.lstms.0.bias_hh_l0"] == 20.0
-    (optimizer,) = build_optimizers(model, config, averaged=averaged)
-    assert type(optimizer) is kind
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.3, 0.3]
-    set_learning_rate([optimizer], 10.0)
-    assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([10.0, 40.0, 0.01])
-
-
-def trained(model: LanguageModel, config: TrainConfig, words: int = V) -> list[nn.Parameter]:
-    """The parameters after three steps on a text of the first words."""
-    random = torch.Generator().manual_seed(1)
-    tokens = torch.randint(words, (5, 4), generator=random)
-    targets = torch.randint(V, (5, 4), generator=random)
-    optimizers = build_optimizers(model, config)
-    for _ in range(3):
-        model(tokens, targets).head.loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    return list(model.parameters())
-
-
-def test_sgd_of_sparse_gradients_equals_that_of_dense_ones() -> None:
-    """But for the weight decay, which row-sparse groups do not have."""
-    config = TrainConfig(optimizer="sgd", learning_rate=0.5, weight_decay=0.0)
-
-    class Dense(Softmax):
-        parameter_groups = SparseSoftmax.parameter_groups
-
-    optimizers = build_optimizers(make_model(SparseSoftmax), config)
-    assert {type(optimizer) for optimizer in optimizers} == {torch.optim.SGD}
-    after = [trained(make_model(head), config) for head in (Dense, SparseSoftmax)]
-    torch.testing.assert_close(after[0], after[1])
-    decayed = build_optimizers(make_model(SparseSoftmax), TrainConfig(optimizer="sgd"))
-    assert decayed[1].param_groups[0]["weight_decay"] == 0.0
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_sgd_of_sparse_embeddings_equals_that_of_dense_ones(tied: bool) -> None:
-    config = TrainConfig(optimizer="sgd", learning_rate=0.5, weight_decay=0.0)
-    after = []
+def test_a_shared_matrix_is_as_sparse_as_the_gradient_of_the_embedding() -> None:
+    """A sampled head names it, too, but the embedding makes the sum dense."""
+    statistics = CorpusStatistics.from_tokens(np.arange(40) % 20, 20)
     for sparse in (False, True):
-        model = make_model(tied=tied)
-        model.backbone.embedding.sparse = sparse
-        after.append(trained(model, config))
-    torch.testing.assert_close(after[0], after[1])
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-def test_adamw_leaves_other_rows_of_sparse_embeddings_alone(sparse: bool) -> None:
-    model = make_model()
-    model.backbone.embedding.sparse = sparse
-    before = model.backbone.embedding.weight.detach().clone()
-    trained(model, TrainConfig(learning_rate=0.5, weight_decay=0.1), words=4)
-    moved = (model.backbone.embedding.weight != before).any(1)
-    assert moved.tolist() == [True] * 4 + [not sparse] * (V - 4)  # a dense step decays all
-
-
-def test_a_row_sparse_embedding_does_not_decay() -> None:
-    model = make_model()
-    model.backbone.embedding.sparse = True
-    optimizers = build_optimizers(model, TrainConfig(learning_rate=0.5))
-    (group,) = optimizers[1].param_groups
-    assert group["params"] == [model.backbone.embedding.weight]
-    assert (group["lr"], group["weight_decay"]) == (0.5, 0.0)
+        config = TrainConfig(
+            head="sampled", sparse=True, sparse_embedding=sparse, tied=True,
+            embedding_size=8, hidden_size=8,
+        )  # fmt: skip
+        model = build_model(config, 20, statistics)
+        dense, rows = build_optimizers(model, config)
+        shared = model.backbone.embedding.weight
+        for optimizer, expected in ((dense, not sparse), (rows, sparse)):
+            found = [p is shared for g in optimizer.param_groups for p in g["params"]]
+            assert any(found) == expected
+        assert all(g["weight_decay"] == 0.0 for g in rows.param_groups)
+        assert rates(model, config)["backbone.embedding.weight"] == config.learning_rate
 
 
 def test_averaging_refuses_sparse_gradients() -> None:
@@ -245,49 +157,28 @@ def test_window_lengths() -> None:
     assert min(short) == 5
 
 
-def test_a_learning_rate_of_its_own_is_the_top_of_the_schedule() -> None:
-    """It is absolute, whatever the learning rate of the backbone, and has its schedule."""
-    model = make_model(Groups)
-    for learning_rate in (0.5, 3e-4):
-        found = rates(model, TrainConfig(learning_rate=learning_rate))
-        assert found["head.bias"] == pytest.approx(0.02)
-        assert found["head.weight"] == pytest.approx(4 * learning_rate)
-
-    config = TrainConfig(learning_rate=0.5, warmup=10)
-    optimizers = build_optimizers(model, config)
-    course = []
-    for step in range(60):
-        set_learning_rate(optimizers, scheduled_learning_rate(config, step, 60))
-        course.append([group["lr"] for group in optimizers[0].param_groups])
-    backbone, weight, bias = zip(*course, strict=True)
-    assert max(bias) == pytest.approx(0.02)
-    assert min(bias) < 1e-3
-    assert weight == pytest.approx([4 * rate for rate in backbone])
-    assert bias == pytest.approx([0.04 * rate for rate in backbone])
-
-
-def test_a_sparse_group_may_have_a_learning_rate_of_its_own() -> None:
-    class Own(SparseSoftmax):
-        def parameter_groups(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
-            weight, bias = super().parameter_groups(*args, **options)
-            return [weight | {"lr": 0.02}, bias]
-
-    found = rates(make_model(Own), TrainConfig(learning_rate=0.5))
-    assert found["head.weight"] == pytest.approx(0.02)
-    assert found["head.bias"] == 1.0
-
-
-def test_biases_decay_as_in_published_language_models() -> None:
-    """And as in runs that were saved earlier; the slopes of a PLIF do not."""
+@pytest.mark.parametrize("averaged", [False, True])
+def test_biases_decay_as_in_published_language_models(averaged: bool) -> None:
+    """The slopes of a PLIF do not, and have a learning rate of their own, whatever that of the
+    backbone: the top of the same schedule."""
     config = TrainConfig(
-        head="plif", head_option=("intervals=30",), weight_decay=0.3, optimizer="sgd"
+        head="plif",
+        head_option=("intervals=30",),
+        weight_decay=0.3,
+        optimizer="sgd",
+        learning_rate=0.5,
+        head_learning_rate_factor=8.0,
     )
     model = build_model(config, 20, CorpusStatistics.from_tokens(np.arange(40) % 20, 20))
-    (optimizer,) = build_optimizers(model, config)
+    (optimizer,) = build_optimizers(model, config, averaged=averaged)
+    assert type(optimizer) is (torch.optim.ASGD if averaged else torch.optim.SGD)
     _, head, function = optimizer.param_groups
     assert [p.shape for p in head["params"]] == [model.head.weight.shape, model.head.bias.shape]
-    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.3, 0.3, 0.0]
     assert function["params"] == [model.head.function.v]
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.3, 0.3, 0.0]
+    assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([0.5, 4.0, 0.02])
+    set_learning_rate([optimizer], 0.25)
+    assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([0.25, 2.0, 0.01])
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -298,7 +189,7 @@ def test_every_parameter_of_every_head_is_optimised(head: str, tied: bool) -> No
         embedding_size=16,
         hidden_size=16,
         n_trees=2,
-        root=4,
+        clusters=4,
         recipe="huffman",
         tied=tied,
         head_option=("node_vectors=leaves",) if head == "trees" else (),
@@ -312,13 +203,6 @@ def test_every_parameter_of_every_head_is_optimised(head: str, tied: bool) -> No
     expected = {name for name, p in model.named_parameters() if p.requires_grad}
     assert set(rates(model, config)) == expected
     assert tied == any(p is model.backbone.embedding.weight for p in model.head.parameters())
-
-
-def test_slopes_learn_at_the_published_rate() -> None:
-    config = TrainConfig(head="plif", head_option=("intervals=30",), learning_rate=0.5)
-    model = build_model(config, 20, CorpusStatistics.from_tokens(np.arange(40) % 20, 20))
-    found = {round(rate, 12) for name, rate in rates(model, config).items() if "function" in name}
-    assert found == {0.02}
 
 
 def test_forgotten_parameters_are_an_error() -> None:

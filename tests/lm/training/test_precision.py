@@ -8,23 +8,13 @@ from typing import Any
 import pytest
 import torch
 from lm.training.runs import Recorder, metrics, tensors
-from lm.training.toy import small_config, write_corpus
+from lm.training.toy import SGD, small_config, write_corpus
 
-from hstree.lm.config import ConfigError
 from hstree.lm.data import load_corpus
 from hstree.lm.model import cpu_has_lstm
-from hstree.lm.report import Reporter
 from hstree.lm.run import load_run
 from hstree.lm.train import evaluate, resume, train
 
-SGD = {
-    "optimizer": "sgd",
-    "learning_rate": 3.0,
-    "head_learning_rate_factor": 1.0,
-    "clip": 0.25,
-    "schedule": "constant",
-    "warmup": 0,
-}
 EXACT = {"dropout": 0.0, "dropout_input": 0.0, "dropout_hidden": 0.0, "epochs": 1}
 HEADS: dict[str, dict[str, Any]] = {
     "softmax": {"alpha": 1.0, "beta": 1.0},
@@ -46,16 +36,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hstree.lm.train.learning_curve", lambda *_: b"")
 
 
-class Messages(Reporter):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.texts.append(text)
-
-
 def losses(data: Path, run: Path, **changes: Any) -> list[float]:
     recorder = Recorder()
     train(small_config(data, run, **changes), recorder)
@@ -71,29 +51,6 @@ def test_accumulated_steps_are_the_same(name: str, data: Path, tmp_path: Path) -
     for parts in (2, 8):
         run = tmp_path / str(parts)
         assert losses(data, run, **changes, accumulate=parts) == pytest.approx(whole, rel=1e-5)
-
-
-@pytest.mark.parametrize("tokens", [8, 9, 12, 16, 17])
-def test_parts_without_a_target(tokens: int, tmp_path: Path) -> None:
-    """Texts so short that whole streams are padding."""
-    data = tmp_path / "data"
-    data.mkdir()
-    for split in ("train", "valid", "test"):
-        (data / f"{split}.txt").write_text(" ".join("abcdefghijklmnopqrst"[:tokens]) + "\n")
-    changes = SGD | EXACT | {"epochs": 3, "clip": 0.0, "learning_rate": 0.5}
-    for penalty in (0.0, 1.0):
-        changes |= {"alpha": penalty, "beta": penalty}
-        whole = losses(data, tmp_path / f"whole-{penalty}", **changes)
-        assert whole[-1] < whole[0]
-        parts = losses(data, tmp_path / f"parts-{penalty}", **changes, accumulate=8)
-        assert parts == pytest.approx(whole, rel=1e-5)
-
-
-@pytest.mark.parametrize("parts", [3, 16])
-def test_parts_must_divide_the_batch(parts: int, data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--accumulate: .*8.*got " + str(parts)):
-        train(small_config(data, tmp_path / "run", accumulate=parts))
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -125,12 +82,12 @@ def test_an_lstm_in_float32_is_said_at_the_start_and_on_resumption(
             monkeypatch.setattr(f"hstree.lm.{module}.cpu_has_lstm", lambda _, has=has_lstm: has)
         if has_lstm and not cpu_has_lstm(torch.bfloat16):
             continue
-        messages = Messages()
+        recorder = Recorder()
         if not run.exists():
-            train(small_config(data, run, epochs=epochs, precision="bfloat16"), messages)
+            train(small_config(data, run, epochs=epochs, precision="bfloat16"), recorder)
         else:
-            resume(run, messages, epochs=epochs)
-        assert sum(said in text for text in messages.texts) == (not has_lstm)
+            resume(run, recorder, epochs=epochs)
+        assert sum(said in text for text in recorder.messages) == (not has_lstm)
 
 
 @pytest.mark.slow

@@ -12,17 +12,17 @@ import numpy.typing as npt
 import pytest
 import torch
 import torch.nn.functional as F
-from lm.training.toy import small_config, write_corpus
+from lm.training.runs import Recorder
+from lm.training.toy import SGD, small_config, write_corpus
 from torch import Tensor
 
 from hstree.lm.config import TRAINING_NOISE, TrainConfig, preset
 from hstree.lm.data import Corpus, load_corpus
-from hstree.lm.report import EpochRecord, Reporter
-from hstree.lm.run import finetuning, load_run
+from hstree.lm.run import load_run
 from hstree.lm.train import Trainer, averaged_weights, build_model, evaluate, train
 
 EPOCHS, STREAMS, BPTT, LAYERS, COMPONENTS = 2, 8, 12, 2, 3
-RATE, HEAD_FACTOR, DECAY, CLIP, ALPHA, BETA, SEED = 3.0, 0.5, 1e-3, 0.25, 2.0, 1.0, 7
+RATE, HEAD_FACTOR, DECAY, ALPHA, BETA, SEED = 3.0, 0.5, 1e-3, 2.0, 1.0, 7
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +44,12 @@ def settings(data: Path, head: str, **changes: Any) -> TrainConfig:
         "dropout": 0.0,
         "dropout_input": 0.0,
         "dropout_hidden": 0.0,
-        "optimizer": "sgd",
+        **SGD,
         "learning_rate": RATE,
         "head_learning_rate_factor": HEAD_FACTOR,
         "weight_decay": DECAY,
-        "clip": CLIP,
         "alpha": ALPHA,
         "beta": BETA,
-        "schedule": "constant",
-        "warmup": 0,
         "seed": SEED,
     }
     run = Path(changes.pop("run", "unused"))
@@ -157,20 +154,6 @@ def follow(
     if not averaged_steps:
         return losses, lengths, {name: weight.detach() for name, weight in trained.items()}
     return losses, lengths, {name: value / (averaged_steps - 1) for name, value in sums.items()}
-
-
-class Recorder(Reporter):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-        self.messages: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
-
-    def step(self, epoch: int, loss: float, tokens: int) -> None:
-        self.losses.append(loss)
 
 
 @pytest.mark.parametrize("averaging_epoch", [EPOCHS, 1, 0], ids=["sgd", "switch", "asgd"])
@@ -294,7 +277,7 @@ def begins(data: Path, losses: list[float], **changes: Any) -> int | None:
 
 @pytest.mark.parametrize(
     ("losses", "nonmono", "expected"),
-    [
+    [  # Of epochs 1, 2, ...
         # Always better: never.
         ([9, 8, 7, 6, 5, 4, 3, 2], 5, None),
         # Worse than the first epoch, but the last five are not looked at until the seventh.
@@ -310,16 +293,10 @@ def begins(data: Path, losses: list[float], **changes: Any) -> int | None:
 )
 def test_nt_asgd(losses: list[float], nonmono: int, expected: int | None, data: Path) -> None:
     assert begins(data, losses, averaging="nt", nonmono=nonmono) == expected
-
-
-@pytest.mark.parametrize("epoch", [0, 1, 3, 9])
-def test_et_asgd(epoch: int, data: Path) -> None:
-    """Whatever the losses."""
-    expected = epoch if epoch <= 4 else None
-    for losses in ([4, 3, 2, 1], [1, 2, 3, 4]):
-        found = begins(data, losses, averaging="et", averaging_epoch=epoch, nonmono=0)
-        assert found == expected
-    assert begins(data, [1, 2, 3, 4], averaging="none", nonmono=0) is None
+    assert begins(data, losses, averaging="none", nonmono=0) is None
+    for epoch in (0, 1, len(losses) + 1):  # whatever the losses
+        begun = begins(data, losses, averaging="et", averaging_epoch=epoch, nonmono=0)
+        assert begun == (epoch if epoch <= len(losses) else None)
 
 
 def test_averages_are_validated_and_kept(
@@ -350,72 +327,3 @@ def test_averages_are_validated_and_kept(
     with averaged_weights(trainer.optimizers):
         for name, parameter in kept.state_dict().items():
             assert torch.equal(parameter, trainer.model.state_dict()[name]), name
-
-
-# Fine-tuning
-
-
-@pytest.fixture(scope="module")
-def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("runs") / "first"
-    train(settings(data, "mos", run=str(run), dropout=0.2))
-    return run
-
-
-def scripted(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
-    rest = iter(losses)
-    monkeypatch.setattr("hstree.lm.train.evaluate", lambda *_, **__: next(rest, 1.0))
-
-
-def finetuned(run: Path, to: Path, **changes: Any) -> list[EpochRecord]:
-    return train(finetuning(run, run=str(to), **changes)).records
-
-
-def test_finetuning_starts_from_the_best_weights_in_averaged_sgd(
-    finished: Path, tmp_path: Path, data: Path
-) -> None:
-    records = finetuned(finished, tmp_path / "second", epochs=2, dropout=0.1)
-    assert all(record.averaged for record in records)
-    first, second = load_run(finished), load_run(tmp_path / "second")
-    corpus = load_corpus(data)
-    start = evaluate(first.model, corpus.valid)
-    assert min(record.valid_loss for record in records) < start
-    assert evaluate(second.model, corpus.valid) == min(r.valid_loss for r in records)
-    assert second.config.finetune == str(finished)
-    assert second.config.data == first.config.data
-    assert second.config.head_option == first.config.head_option
-    assert second.config.dropout == second.model.backbone.dropout == 0.1
-    assert second.config.batch_size == STREAMS
-    assert second.vocabulary == first.vocabulary
-
-
-def test_finetuning_ends_on_the_non_monotone_criterion(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scripted(monkeypatch, [3.0, 2.0, 2.5, 2.5, 2.5, 1.0])
-    records = finetuned(finished, tmp_path / "second", epochs=9, nonmono=2)
-    assert [record.valid_loss for record in records] == [2.0, 2.5, 2.5, 2.5]
-    assert [record.best for record in records] == [True, False, False, False]
-
-
-def test_finetuning_that_does_not_help_keeps_the_start(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scripted(monkeypatch, [1.0, 2.0, 3.0])
-    result = train(finetuning(finished, run=str(tmp_path / "second"), epochs=2))
-    assert result.summary.best_epoch == 0
-    assert result.summary.valid_perplexity == pytest.approx(np.e)
-    expected = load_run(finished).model.state_dict()
-    for name, tensor in load_run(tmp_path / "second").model.state_dict().items():
-        assert torch.equal(tensor, expected[name])
-
-
-def test_a_corpus_is_read_with_the_vocabulary_of_the_run(
-    finished: Path, tmp_path: Path, data: Path
-) -> None:
-    other = write_corpus(tmp_path / "other", sentences=60, seed=3)
-    (other / "train.txt").write_text((other / "train.txt").read_text() + "the zebra sleeps .\n")
-    records = finetuned(finished, tmp_path / "second", data=str(other), epochs=1)
-    assert len(records) == 1
-    assert load_run(tmp_path / "second").vocabulary == load_run(finished).vocabulary
-    assert "zebra" not in load_run(tmp_path / "second").vocabulary

@@ -34,6 +34,16 @@ QUICK = {
     "mos-plif": ("components=5", 'function_options={"intervals": 1000}'),
 }
 
+# Plain SGD, as of AWD-LSTM, at a rate from which a toy learns.
+SGD: dict[str, Any] = {
+    "optimizer": "sgd",
+    "learning_rate": 3.0,
+    "head_learning_rate_factor": 1.0,
+    "clip": 0.25,
+    "schedule": "constant",
+    "warmup": 0,
+}
+
 
 def sentence(generator: random.Random) -> str:
     words = ["the"]
@@ -67,7 +77,7 @@ def small_config(data: Path, run: Path, **changes: Any) -> TrainConfig:
         "batch_size": 8,
         "bptt": 10,
         "learning_rate": 0.01,
-        "root": 4,
+        "clusters": 4,
         "n_trees": 2,
         "warmup": 5,
         "device": "cpu",
