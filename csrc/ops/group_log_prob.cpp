@@ -76,8 +76,8 @@ GroupGradientResult group_log_prob_backward(const GroupArguments& a, const Group
     std::copy(visited.begin(), visited.end(), data<int64_t>(index));
     cpu::visited_biases(batch, plans, data<int64_t>(bias_index));
   }
-  const Tensor nothing = empty(a.hidden, {0}, dtype);
-  Tensor grad_hidden = nothing, grad_weight = nothing, grad_bias = nothing;
+  const auto nothing = [&] { return empty(a.hidden, {0}, dtype); };  // results may not share memory
+  Tensor grad_hidden = nothing(), grad_weight = nothing(), grad_bias = nothing();
   if (g.of_hidden) grad_hidden = recycled(a.hidden, {a.rows(), a.features()}, sums);
   if (g.of_weight) grad_weight = recycled(a.weight, {g.sparse ? classes : a.classes(), a.features()}, dtype);
   if (g.of_bias) {
@@ -101,12 +101,14 @@ GroupGradientResult group_log_prob_backward(const GroupArguments& a, const Group
 
 STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
   m.def(
-      "group_log_prob(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor cluster, Tensor order, "
+      "group_log_prob(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor cluster, Tensor "
+      "order, "
       "Tensor begin, int max_width) -> (Tensor log_prob, Tensor saved, Tensor rows)");
   // saved: on a CPU the scores of the rows in their groups, on CUDA the logarithms of their sums. rows: on CUDA, sorted
   // by cluster. output_mask: whether the gradients of hidden, weight and bias are wanted.
   m.def(
-      "group_log_prob_backward(Tensor grad_log_prob, Tensor hidden, Tensor weight, Tensor? bias, Tensor target, "
+      "group_log_prob_backward(Tensor grad_log_prob, Tensor hidden, Tensor weight, Tensor? bias, Tensor "
+      "target, "
       "Tensor cluster, Tensor order, Tensor begin, int max_width, Tensor saved, Tensor rows, bool[3] "
       "output_mask, bool sparse) -> (Tensor grad_hidden, Tensor grad_weight, Tensor grad_bias, Tensor index, "
       "Tensor bias_index)");

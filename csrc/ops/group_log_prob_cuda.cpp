@@ -2,7 +2,6 @@
 // schemas are in group_log_prob.cpp.
 #ifdef HSTREE_CUDA
 #include "kernels/group_log_prob.h"
-
 #include "ops/cuda.h"
 #include "ops/group_log_prob.h"
 
@@ -55,7 +54,7 @@ struct Plan {
 GroupResult group_log_prob_cuda(const GroupArguments& a) {
   const Dtype sums = accumulate_dtype(a.hidden);
   const Tensor log_prob = empty(a.hidden, {a.rows(), a.trees()}, sums);
-  const Tensor log_sum = empty(a.hidden, {a.rows() * a.trees()}, sums);
+  const Tensor log_sum = zeros(a.hidden, {a.rows() * a.trees()}, sums);  // also of rows that are alone
   if (a.rows() == 0 || a.trees() == 0) {
     return {log_prob, log_sum, empty(a.hidden, {a.trees(), a.rows()}, Dtype::Long)};
   }
@@ -76,12 +75,12 @@ GroupGradientResult group_log_prob_backward_cuda(const GroupArguments& a, const 
   check_size(a.op, "rows", g.rows, 0, a.trees(), "trees of order");
   check_size(a.op, "rows", g.rows, 1, a.rows(), "rows of hidden");
   Tensor index = empty(a.hidden, {1, 0}, Dtype::Long), bias_index = empty(a.hidden, {2, 0}, Dtype::Long);
-  const Tensor nothing = empty(a.hidden, {0}, dtype);
+  const auto nothing = [&] { return empty(a.hidden, {0}, dtype); };  // results may not share memory
   if (a.rows() == 0 || a.trees() == 0) {
-    return {g.of_hidden ? zeros(a.hidden, {a.rows(), a.features()}, dtype) : nothing,
-            g.of_weight ? zeros(a.weight, {g.sparse ? 0 : a.classes(), a.features()}, dtype) : nothing,
-            !g.of_bias ? nothing
-            : g.sparse ? nothing
+    return {g.of_hidden ? zeros(a.hidden, {a.rows(), a.features()}, dtype) : nothing(),
+            g.of_weight ? zeros(a.weight, {g.sparse ? 0 : a.classes(), a.features()}, dtype) : nothing(),
+            !g.of_bias ? nothing()
+            : g.sparse ? nothing()
                        : zeros(a.weight, {a.trees(), a.classes()}, dtype),
             index, bias_index};
   }
@@ -94,7 +93,8 @@ GroupGradientResult group_log_prob_backward_cuda(const GroupArguments& a, const 
     const Tensor count = empty(a.hidden, {1 + (1 + a.trees()) * a.classes()}, Dtype::Int);
     group_count(plan.tables, plan.rows, data<int32_t>(count), stream);
     slot = cumulative_sum(count);
-    const auto [visited, total] = two_values(slot, a.classes(), (1 + a.trees()) * a.classes());  // synchronizes
+    const auto [visited, total] =
+        two_values(slot, a.classes(), (1 + a.trees()) * a.classes());  // synchronizes
     classes = visited;
     biases = total - visited;
     index = empty(a.hidden, {1, classes}, Dtype::Long);
@@ -102,7 +102,7 @@ GroupGradientResult group_log_prob_backward_cuda(const GroupArguments& a, const 
     group_index(plan.tables, const_data<int64_t>(slot), classes, biases, data<int64_t>(index),
                 data<int64_t>(bias_index), stream);
   }
-  Tensor of_hidden = nothing, of_weight = nothing, grad_bias = nothing;
+  Tensor of_hidden = nothing(), of_weight = nothing(), grad_bias = nothing();
   if (g.of_hidden) of_hidden = zeros(a.hidden, {a.rows(), a.features()}, sums);
   if (g.of_weight) of_weight = zeros(a.weight, {classes, a.features()}, sums);
   if (g.of_bias) {
@@ -132,8 +132,8 @@ GroupGradientResult group_log_prob_backward_cuda(const GroupArguments& a, const 
     group_round(a.type, sum.const_data_ptr(), gradient.mutable_data_ptr(), rows * a.features(), stream);
     return gradient;
   };
-  return {rounded(of_hidden, a.rows(), g.of_hidden), rounded(of_weight, classes, g.of_weight), grad_bias, index,
-          bias_index};
+  return {rounded(of_hidden, a.rows(), g.of_hidden), rounded(of_weight, classes, g.of_weight), grad_bias,
+          index, bias_index};
 }
 
 }  // namespace

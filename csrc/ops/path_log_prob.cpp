@@ -61,8 +61,8 @@ PathGradientResult path_log_prob_backward(const PathArguments& a, const PathGrad
   const int64_t nnz = g.sparse ? cpu::visited(plans) : 0;
   const Tensor index = empty(a.hidden, {2, nnz}, Dtype::Long);
   if (g.sparse) cpu::visited_index(plans, data<int64_t>(index));
-  const Tensor nothing = empty(a.hidden, {0}, dtype);
-  Tensor grad_hidden = nothing, grad_weight = nothing, grad_bias = nothing;
+  const auto nothing = [&] { return empty(a.hidden, {0}, dtype); };  // results may not share memory
+  Tensor grad_hidden = nothing(), grad_weight = nothing(), grad_bias = nothing();
   if (g.of_hidden) grad_hidden = recycled(a.hidden, {a.rows(), a.in_features()}, sums);
   if (g.of_weight) {
     grad_weight = g.sparse ? recycled(a.weight, {nnz, a.features()}, dtype)

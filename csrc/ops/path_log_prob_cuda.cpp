@@ -73,8 +73,8 @@ PathGradientResult path_log_prob_backward_cuda(const PathArguments& a, const Pat
   check_dtype(a.op, "plan", g.plan, Dtype::Int);
   check_device(a.op, "plan", g.plan, a.hidden);
   const Dtype dtype = a.hidden.scalar_type();
-  const Tensor nothing = empty(a.hidden, {0}, dtype);
-  Tensor grad_hidden = nothing, grad_weight = nothing, grad_bias = nothing;
+  const auto nothing = [&] { return empty(a.hidden, {0}, dtype); };  // results may not share memory
+  Tensor grad_hidden = nothing(), grad_weight = nothing(), grad_bias = nothing();
   Tensor index = empty(a.hidden, {2, 0}, Dtype::Long);
   const bool of_parameters = g.of_weight || g.of_bias;
   const auto make_parameters = [&](int64_t nnz) {
@@ -86,7 +86,7 @@ PathGradientResult path_log_prob_backward_cuda(const PathArguments& a, const Pat
         g.sparse ? empty(a.weight, {nnz}, dtype) : zeros(a.weight, {a.trees(), a.weight_rows()}, dtype);
   };
   const auto result = [&]() -> PathGradientResult {
-    return {grad_hidden, g.of_weight ? grad_weight : nothing, grad_bias, index};
+    return {grad_hidden, g.of_weight ? grad_weight : nothing(), grad_bias, index};
   };
   if (nothing_to_do(a)) {
     if (g.of_hidden) grad_hidden = zeros(a.hidden, {a.rows(), a.in_features()}, dtype);

@@ -19,6 +19,7 @@ from hstree._numerics import (
     sum_dtype,
     without_ignored,
 )
+from hstree.ops import _kernels
 from hstree.ops._chunked_loss import (
     ChunkedLoss,
     add_offset,
@@ -212,11 +213,6 @@ def _write_scores(out: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | No
         out += bias
 
 
-def reads_by_cluster(hidden: Tensor) -> bool:
-    """Whether the kernels for the device of hidden read the classes cluster by cluster."""
-    return hidden.is_cuda
-
-
 def by_cluster(cluster: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
     """The classes of each tree by their clusters [T, V], and the first place of each cluster and
     the end of the last [T, C + 1]; classes in clusters out of range are in none."""
@@ -255,7 +251,7 @@ def _run(
             grad_weight.zero_()
     buffer = log_prob.new_empty(min(chunk_rows, rows) * classes)
     order = boundary = None
-    if reads_by_cluster(hidden):
+    if _kernels.of_cuda(hidden):
         order, boundary = by_cluster(cluster, cluster_score.shape[2])
     for begin in range(0, rows, chunk_rows):
         chunk = slice(begin, begin + chunk_rows)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hstree._numerics import autocasts, is_transformed, sum_dtype
+from hstree.ops import _kernels
 from hstree.ops._gradient import once, register_gradient
 from hstree.ops._row_sparse import cast, sparse_gradient
 
@@ -116,7 +117,7 @@ def _fake(
     max_width: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, trees, dtype = hidden.shape[0], order.shape[0], sum_dtype(hidden.dtype)
-    cuda = hidden.device.type == "cuda"
+    cuda = _kernels.of_cuda(hidden)
     return (
         hidden.new_empty((rows, trees), dtype=dtype),
         hidden.new_empty((rows * trees * (1 if cuda else max_width),), dtype=dtype),

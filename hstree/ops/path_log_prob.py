@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hstree._numerics import autocasts, is_transformed, sum_dtype
+from hstree.ops import _kernels
 from hstree.ops._gradient import once, register_gradient
 from hstree.ops._row_sparse import sparse_gradient
 
@@ -116,7 +117,7 @@ def _fake(
     if hidden.dtype != weight.dtype:
         raise RuntimeError(f"weight: expected dtype {hidden.dtype}, got {weight.dtype}")
     rows, trees, dtype = hidden.shape[0], weight.shape[0], sum_dtype(hidden.dtype)
-    plan = 4 * trees * rows + 1 + trees if hidden.device.type == "cuda" else 0
+    plan = 4 * trees * rows + 1 + trees if _kernels.of_cuda(hidden) else 0
     return (
         hidden.new_empty((rows, trees), dtype=dtype),
         hidden.new_empty((rows, trees, max_depth), dtype=dtype),

@@ -8,7 +8,6 @@ lets the operators call them for CPU tensors.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import subprocess
 import warnings
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.cpp_extension import include_paths
 
-forest_log_prob = importlib.import_module("hstree.ops.forest_log_prob")
+from hstree.ops import _kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
@@ -114,7 +113,7 @@ class EmulatedLibrary:
     def on_cpu_tensors(self) -> Iterator[None]:
         """The operators run the CUDA kernels for CPU tensors while the context lasts."""
         library = torch.library.Library("hstree", "IMPL")
-        before, forest_log_prob.reads_by_cluster = forest_log_prob.reads_by_cluster, lambda _: True
+        of_cuda, _kernels.of_cuda = _kernels.of_cuda, lambda _: True
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
             for name in self.operators:
@@ -122,7 +121,7 @@ class EmulatedLibrary:
         try:
             yield
         finally:
-            forest_log_prob.reads_by_cluster = before
+            _kernels.of_cuda = of_cuda
             library._destroy()
 
 

@@ -53,6 +53,7 @@ GROUP_CASES = [
     if case.why
     in (
         "groups of one class and others",
+        "no features",
         "a tile of rows and one more",
         "several tiles of rows",
         "several tiles of classes",

@@ -249,16 +249,16 @@ def truth(batch: Batch, least: float = 2.0**-100) -> Truth:
     )
 
 
-def check(batch: Batch, device: torch.device, cuda: bool = False) -> None:
+def check(batch: Batch, device: torch.device) -> None:
     """log_prob and every gradient. Of the vectors of ignored rows, which are NaN, nothing may go
-    anywhere. cuda: whether the kernels are those for a GPU."""
-    cuda = cuda or device != CPU
-    low = cuda and batch.hidden.dtype == torch.float16  # slopes are rounded to it
-    true = truth(batch, 2.0**-14 if low else 2.0**-100)
-    batch = replace(batch, hidden=batch.hidden.masked_fill(batch.target[:, None] < 0, torch.nan))
-    given = batch.to(device)
+    anywhere."""
+    spoilt = replace(batch, hidden=batch.hidden.masked_fill(batch.target[:, None] < 0, torch.nan))
+    given = spoilt.to(device)
     with filled_memory() if device == CPU else nullcontext():
         log_prob, *saved = FORWARD(*given.arguments())
+        cuda = saved[1].numel() > 0  # the kernels for a GPU sort the rows
+        low = cuda and batch.hidden.dtype == torch.float16  # to which they round the slopes
+        true = truth(batch, 2.0**-14 if low else 2.0**-100)
         sums = torch.promote_types(batch.hidden.dtype, torch.float32)
         assert log_prob.dtype == sums
         unit, width = torch.finfo(sums).eps / 2, batch.hidden.shape[1] + batch.max_width

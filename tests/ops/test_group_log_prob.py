@@ -328,9 +328,9 @@ def test_second_derivative_raises(sparse: bool) -> None:
 def test_opcheck(case: Case, device: torch.device) -> None:
     batch = draw(case, torch.float32).to(device)
     given = (batch.grad, *batch.arguments(), *saved_of(batch))
-    for mask in [(True, True, True), (True, False, True)]:
-        for sparse in (False, True):
-            torch.library.opcheck(BACKWARD, (*given, mask, sparse))
+    for mask in MASKS if case is SMALL else MASKS[:1]:
+        torch.library.opcheck(BACKWARD, (*given, mask, False))
+    torch.library.opcheck(BACKWARD, (*given, (True, True, True), True))
     for x in (batch.hidden, batch.weight, batch.bias):
         if x is not None:
             x.requires_grad_()

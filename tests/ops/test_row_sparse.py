@@ -55,9 +55,9 @@ def test_row_sparse_gradients_of_classes_increase(dtype: torch.dtype) -> None:
     """Also with the rows of the root merged, where torch adds sparse tensors: not in float16."""
     counts = [1 + 10**6 // (y + 1) for y in range(3000)]
     head = TreeEnsemble.from_counts(4, counts, sparse=True).to(dtype)
-    assert len(head.layout.root_class)
+    assert len(head.below.single_class)
     head(torch.randn(2, 4), torch.tensor([0, 2999])).loss.backward()
-    for parameter in (head.output_embedding, head.nodes.leaf_bias):
+    for parameter in (head.output_embedding, head.below.bias):
         assert parameter is not None
         assert parameter.grad is not None
         index = parameter.grad._indices()
@@ -101,7 +101,7 @@ def test_no_second_gradient_of_the_embedding(step: str) -> None:
     E [V, D]; the gradient itself lies in recycled memory."""
     V, D = 20_000, 16
     head = TreeEnsemble.from_counts(D, [1 + 10**6 // (y + 1) for y in range(V)])
-    assert len(head.layout.root_row)
+    assert len(head.below.single_class)
     hidden, target = torch.randn(16, D), torch.randint(V, (16,))
     optimizer = AdamW(head.parameters())
 
