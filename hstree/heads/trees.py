@@ -38,7 +38,15 @@ from hstree._progress import track
 from hstree.heads.base import Head
 from hstree.heads.gate import GATES, UniformGate
 from hstree.heads.rows import is_excluded, mask_candidates, split_rows, tempered
-from hstree.heads.state import HasWeight, Tables, adopt_tables, fill, saved_tables, weight_to_tie
+from hstree.heads.state import (
+    HasWeight,
+    Tables,
+    TyingError,
+    adopt_tables,
+    fill,
+    saved_tables,
+    weight_to_tie,
+)
 from hstree.ops import (
     default_chunk_rows,
     group_log_prob,
@@ -531,9 +539,9 @@ class TreeEnsemble(Head):
         if groups is None:
             groups = embedding is not None or _have_groups(trees)
         elif not check_bool("groups", groups) and embedding is not None:
-            raise ValueError(
-                "groups: expected True or None with an embedding, which binary nodes do not read, "
-                "got False"
+            raise TyingError(
+                "embedding: expected None for trees with binary nodes, which have vectors of their "
+                f"own, got {type(embedding).__name__}"
             )
         self.groups = groups
         subsets = draw_subsets(self.n_trees, in_features, self.subset_size, seed)

@@ -111,8 +111,8 @@ def lock_folder(folder: Path) -> int | None:
 
 
 class RunDirectory:
-    """The folder of a run, new or to be resumed (:meth:`RunDirectory.open`). A new one appears, complete, with
-    its first content. While it is open, no other process can open it.
+    """The folder of a run, new or to be resumed (:meth:`RunDirectory.open`). A new one appears,
+    complete, with its first content. While it is open, no other process can open it.
 
     Args:
         path: folder to create; None: ``runs/<default_name>``, with a number appended if that

@@ -176,7 +176,7 @@ def test_tied(build: Callable[..., TreeEnsemble], options: Any) -> None:
     assert head.groups
     assert head.output_embedding is embedding.weight
     check_use(head)
-    with pytest.raises(ValueError, match="groups: expected True or None with an embedding, which"):
+    with pytest.raises(ValueError, match="embedding: expected None for trees with binary nodes"):
         build(1500, embedding=embedding, binary=True)
 
 

@@ -109,7 +109,7 @@ def test_trees_of_another_shape_are_refused() -> None:
     deep = Tree.from_nested((0, 1, ((2, 3), 4)))
     with pytest.raises(ValueError, match=r"trees: expected two levels, .* got node 1 with 2"):
         TreeEnsemble(D, 5, [deep], groups=True)
-    with pytest.raises(ValueError, match="groups: expected True or None with an embedding"):
+    with pytest.raises(ValueError, match="embedding: expected None for trees with binary nodes"):
         TreeEnsemble(D, 5, [deep], groups=False, embedding=nn.Embedding(5, D))
 
 

@@ -83,8 +83,8 @@ def test_every_head(kind: str) -> None:
 def test_trees_are_walked_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """For plain draws and for the most probable words their classes are not enumerated."""
     model = language_model("trees, sparse")
-    monkeypatch.setattr("hstree.heads.trees.ensemble.pays_to_search", lambda *_: True)
-    monkeypatch.setattr("hstree.heads.trees.queries.most_scored", lambda *_: None)
+    monkeypatch.setattr("hstree.heads.trees.READING", 10**6)  # no search is given up
+    monkeypatch.setattr(TreeEnsemble, "candidate_rows", TreeEnsemble._repeated)  # as of many words
     every_option: list[dict[str, Any]] = [{}, {"top_k": 3}, {"top_k": 4, "top_p": 0.9, "avoid": 2}]
     expected = [generate(model, [3], 9, 2, **options) for options in every_option]
 

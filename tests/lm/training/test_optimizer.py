@@ -192,7 +192,6 @@ def test_every_parameter_of_every_head_is_optimised(head: str, tied: bool) -> No
         clusters=4,
         recipe="huffman",
         tied=tied,
-        head_option=("node_vectors=leaves",) if head == "trees" else (),
     )
     statistics = CorpusStatistics.from_tokens(np.arange(40) % 20, 20)
     if head == "adaptive" and tied:

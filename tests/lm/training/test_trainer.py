@@ -154,8 +154,8 @@ def test_what_cannot_be_tied_names_the_flags(data: Path, tmp_path: Path) -> None
         train(small_config(data, run, tied=True, head="adaptive"))
     with pytest.raises(ConfigError, match=r"--tied: .* shape \(\d+, 7\) .*got \(\d+, 12\)$"):
         train(small_config(data, run, tied=True, head="mos", head_option=("latent_features=7",)))
-    with pytest.raises(ConfigError, match=r"--tied: .* node_vectors='free'"):
-        train(small_config(data, run, tied=True, head="trees", head_option=("node_vectors=free",)))
+    with pytest.raises(ConfigError, match=r"--tied: .* binary nodes"):
+        train(small_config(data, run, tied=True, head="trees", binary=True))
     assert not run.exists()
 
 
