@@ -146,7 +146,6 @@ __global__ void __launch_bounds__(small_threads)
 template <typename T, int M, bool Half = is_half<T>>
 struct TileSums {
   static constexpr int depth = 16;  // of a stage
-  static constexpr int stride = depth + 1;
   static constexpr int rows = M / 8;
 
   T sum[rows][4] = {};
@@ -430,7 +429,7 @@ struct ScoreBlock {
 // No atomics; deterministic. One block for each tile of 64 rows of a cluster, which takes 128 classes at a time; then a
 //   warp has eight rows.
 template <typename T>
-__global__ void __launch_bounds__(group_threads, blocks_at_once)
+__global__ void __launch_bounds__(group_threads, sizeof(T) == 8 ? 1 : blocks_at_once)
     group_log_prob_kernel(GroupTables tables, GroupRows rows, GroupTensors tensors, Sum<T>* log_prob,
                           Sum<T>* log_sum, bool aligned) {
   using S = Sum<T>;
@@ -537,7 +536,6 @@ __global__ void __launch_bounds__(group_threads, blocks_at_once)
 // The stages of a product with rows of E or of hidden, [depth, 128 columns], whose pairs lie along K.
 template <typename T>
 struct ColumnTile {
-  static constexpr int depth = TileSums<T, row_tile>::depth;
   static constexpr int stride =
       column_tile + 16 / static_cast<int>(sizeof(T));  // the banks of a warp's words differ
 

@@ -776,7 +776,8 @@ class TreeEnsemble(Head):
 
     def encode(self, hidden: Tensor) -> Tensor:
         """``hidden`` itself, and the tables on its device."""
-        self.below.place_tables(hidden.device)
+        if self.below.tables_device != hidden.device:
+            self.below.place_tables(hidden.device)
         return hidden
 
     def log_gate(self, hidden: Tensor) -> Tensor:
