@@ -228,7 +228,8 @@ void visited_biases(const GroupBatch& batch, const std::vector<GroupPlan>& plans
 }
 
 template <typename T>
-void group_log_prob(const GroupBatch& batch, const std::vector<GroupPlan>& plans, const GroupForward<T>& tensors) {
+void group_log_prob(const GroupBatch& batch, const std::vector<GroupPlan>& plans,
+                    const GroupForward<T>& tensors) {
   using A = accumulate_t<T>;
   const GroupKernels<T>& kernels = chosen_kernels<GroupKernels<T>>();
   const int64_t grain = 1 + (1 << 20) / (batch.features + 1);  // a million products
@@ -290,7 +291,8 @@ void group_log_prob_backward(const GroupBatch& batch, const std::vector<GroupPla
     g.sum_stride = width;
     g.sum_row = sum_row;
     g.sparse = tensors.sparse;
-    if (tensors.grad_bias) g.grad_bias = tensors.grad_bias + (tensors.sparse ? first_slot : t * batch.classes);
+    if (tensors.grad_bias)
+      g.grad_bias = tensors.grad_bias + (tensors.sparse ? first_slot : t * batch.classes);
     parallel(static_cast<int64_t>(plans[t].run.size()), 16, [&](int64_t r, int64_t end) {
       for (; r < end; ++r) {
         const GroupRun& run = plans[t].run[r];
@@ -343,10 +345,9 @@ void group_log_prob_backward(const GroupBatch& batch, const std::vector<GroupPla
   });
 }
 
-#define HSTREE_GROUP(T)                                                                      \
-  template void group_log_prob<T>(const GroupBatch&, const std::vector<GroupPlan>&,          \
-                                  const GroupForward<T>&);                                   \
-  template void group_log_prob_backward<T>(const GroupBatch&, const std::vector<GroupPlan>&, \
+#define HSTREE_GROUP(T)                                                                                      \
+  template void group_log_prob<T>(const GroupBatch&, const std::vector<GroupPlan>&, const GroupForward<T>&); \
+  template void group_log_prob_backward<T>(const GroupBatch&, const std::vector<GroupPlan>&,                 \
                                            const std::vector<int64_t>&, const GroupBackward<T>&);
 HSTREE_GROUP(float)
 HSTREE_GROUP(double)

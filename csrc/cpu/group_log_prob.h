@@ -72,7 +72,8 @@ struct GroupBackward {
 };
 
 template <typename T>
-void group_log_prob(const GroupBatch& batch, const std::vector<GroupPlan>& plans, const GroupForward<T>& tensors);
+void group_log_prob(const GroupBatch& batch, const std::vector<GroupPlan>& plans,
+                    const GroupForward<T>& tensors);
 
 // visited: the visited classes of all trees, the rows of grad_weight if sparse.
 template <typename T>

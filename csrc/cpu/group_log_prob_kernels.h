@@ -73,7 +73,8 @@ struct GroupKernels {
                  int64_t end, A* score, A* scratch);
 
   // The slopes of a run, and the gradients of its bias. scratch [run.width + 16].
-  void (*slopes)(const GroupTree<T>& tree, const GroupRun& run, const GroupGradients<T>& gradients, A* scratch);
+  void (*slopes)(const GroupTree<T>& tree, const GroupRun& run, const GroupGradients<T>& gradients,
+                 A* scratch);
 
   // Gradients of a piece for the features begin <= s < end, multiples of 16 or end = D. The order of each sum does not
   // depend on the interval.

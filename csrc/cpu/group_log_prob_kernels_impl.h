@@ -178,11 +178,10 @@ static void scores(const GroupTree<T>& tree, const GroupRun& run, const GroupRun
       const int64_t some = run.width - c < child_tile ? run.width - c : child_tile;
       for (int64_t r = 0; r < rows; r += row_tile) {
         const bool fetch = r == 0 && first == begin;
-        const ScoreTile<T> tile = {
-            x + r * stride, stride,
-            classes,        run.first + c,
-            tree.features,  share(fetch ? next : nullptr, c, some, run.width),
-            z + r,          c};
+        const ScoreTile<T> tile = {x + r * stride, stride,
+                                   classes,        run.first + c,
+                                   tree.features,  share(fetch ? next : nullptr, c, some, run.width),
+                                   z + r,          c};
         run_tile<row_tile, child_tile>(tile, rows - r, some);
       }
     }
@@ -211,7 +210,8 @@ struct GradientTile {
   const int32_t* sum_row;
 
   template <bool of_hidden, bool of_weight, bool whole, int R, int K>
-  inline void step(int64_t s, const T* const (&w)[K], A* const (&sums)[K], const Vector<A> (&zs)[R][K]) const {
+  inline void step(int64_t s, const T* const (&w)[K], A* const (&sums)[K],
+                   const Vector<A> (&zs)[R][K]) const {
     Vector<A> xs[R], gs[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {

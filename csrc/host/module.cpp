@@ -119,8 +119,8 @@ PYBIND11_MODULE(_host, m) {
                        int64_t clusters, bool binary, int64_t max_group,
                        const std::optional<In<double>>& frequencies) {
     const TreeView tree = view(order, node_offset, boundary);
-    return to_numpy(without_gil(
-        [&] { return collapse(tree, clusters, binary, max_group, data_or_null(frequencies)); }));
+    return to_numpy(
+        without_gil([&] { return collapse(tree, clusters, binary, max_group, data_or_null(frequencies)); }));
   });
   m.def("to_parents",
         [](const In<int32_t>& order, const In<int64_t>& node_offset, const In<int32_t>& boundary) {

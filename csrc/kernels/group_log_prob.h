@@ -32,10 +32,11 @@ struct GroupTables {
 
 // The rows of each tree by cluster.
 struct GroupRows {
-  const int64_t* rows;        // [T, N] row at each place; those without a product last
-  const int32_t* start;       // [T, C + 1] first place of each cluster
-  const int32_t* row_tile;    // [T, C + 1] first tile of 64 rows of each cluster, and their number
-  const int32_t* class_tile;  // [T, C + 1] first tile of 64 classes of each cluster with rows, and their number
+  const int64_t* rows;      // [T, N] row at each place; those without a product last
+  const int32_t* start;     // [T, C + 1] first place of each cluster
+  const int32_t* row_tile;  // [T, C + 1] first tile of 64 rows of each cluster, and their number
+  const int32_t*
+      class_tile;  // [T, C + 1] first tile of 64 classes of each cluster with rows, and their number
 };
 
 // key [T, N]: the cluster of each target, or C for rows that are ignored, not valid, or alone in their group. Writes
@@ -70,14 +71,14 @@ void group_slopes(ScalarType type, const GroupTables& tables, const GroupRows& r
 
 // Adds tree `tree` to sum [N, D], accumulation dtype.
 void group_backward_hidden(ScalarType type, const GroupTables& tables, const GroupRows& rows,
-                           const GroupTensors& tensors, const void* grad_log_prob, const void* slope, int tree,
-                           void* sum, cudaStream_t stream);
+                           const GroupTensors& tensors, const void* grad_log_prob, const void* slope,
+                           int tree, void* sum, cudaStream_t stream);
 
 // Adds tree `tree` to sum [V or nnz, D], accumulation dtype, or null, and writes its grad_bias: [T, V] zero-filled or
 // [biases], or null. slot: of group_count, for row-sparse gradients, or null.
 void group_backward_weight(ScalarType type, const GroupTables& tables, const GroupRows& rows,
-                           const GroupTensors& tensors, const void* grad_log_prob, const void* slope, int tree,
-                           const int64_t* slot, void* sum, void* grad_bias, cudaStream_t stream);
+                           const GroupTensors& tensors, const void* grad_log_prob, const void* slope,
+                           int tree, const int64_t* slot, void* sum, void* grad_bias, cudaStream_t stream);
 
 // gradient [count], rounded from sum unless they are one.
 void group_round(ScalarType type, const void* sum, void* gradient, int64_t count, cudaStream_t stream);

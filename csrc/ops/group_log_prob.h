@@ -39,8 +39,8 @@ using GroupResult = std::tuple<Tensor, Tensor, Tensor>;
 
 // The further arguments of the backward op.
 struct GroupGradient {
-  Tensor grad_log_prob;  // [N, T] accumulation dtype
-  Tensor saved, rows;    // of the forward pass on the same arguments
+  Tensor grad_log_prob;                // [N, T] accumulation dtype
+  Tensor saved, rows;                  // of the forward pass on the same arguments
   bool of_hidden, of_weight, of_bias;  // which gradients are wanted
   bool sparse;                         // whether those of weight and bias have the visited rows only
 };

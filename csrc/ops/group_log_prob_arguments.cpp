@@ -1,6 +1,6 @@
-#include "ops/group_log_prob.h"
-
 #include <utility>
+
+#include "ops/group_log_prob.h"
 
 namespace hstree {
 
@@ -14,7 +14,8 @@ GroupArguments group_arguments(const char* op, const Tensor& hidden, const Tenso
   check_dim(op, "order", order, 2, "[T, V]");
   check_dim(op, "begin", begin, 2, "[T, C + 1]");
   const ScalarType type = element_type(op, "hidden", hidden);
-  const auto check_values = [&](const char* name, const Tensor& tensor, const char* like, const Tensor& other) {
+  const auto check_values = [&](const char* name, const Tensor& tensor, const char* like,
+                                const Tensor& other) {
     check(tensor.scalar_type() == other.scalar_type(), op, ": ", name, ": expected the dtype of ", like, ", ",
           torch::headeronly::toString(other.scalar_type()), ", got ",
           torch::headeronly::toString(tensor.scalar_type()));
