@@ -360,7 +360,7 @@ def synthetic_picture(result: SyntheticResult, alpha: float) -> Any:
 
 _ALPHA = "concentrations of the Dirichlet distribution: the smaller, the more uneven the targets"
 _HEADS = "names, or NAME:KEY=VALUE,KEY=VALUE with options of the head, such as mos:components=15 "
-_HEADS += "or trees:n_trees=2,root=16; all: every head that reads one vector"
+_HEADS += "or trees:n_trees=2,clusters=16; all: every head that reads one vector"
 _RATES = "grid of learning rates; the best on the first seed is chosen for each head, D and alpha"
 COMMAND = Measurement(
     "synthetic",

@@ -40,7 +40,6 @@ CASES: dict[str, dict[str, Any]] = {
     "trees-sgd": {**SGD, "head": "trees"},
     "tied-trees": {
         "head": "trees",
-        "head_option": ("node_vectors=leaves",),
         "tied": True,
         "context_size": 12,
     },
