@@ -333,8 +333,8 @@ void sample(ScalarType type, const TreeVectors& v, const int64_t* seed, int64_t 
     using S = Sum<T>;
     const size_t bytes = TreeRow<T, true>::shared_sums(v) * sizeof(S);
     const auto [draw, class_path] = all_aligned<T>(v)
-                                        ? std::pair(draw_kernel<T, true>, class_path_kernel<T, true>)
-                                        : std::pair(draw_kernel<T, false>, class_path_kernel<T, false>);
+                                        ? std::pair(&draw_kernel<T, true>, &class_path_kernel<T, true>)
+                                        : std::pair(&draw_kernel<T, false>, &class_path_kernel<T, false>);
     launch(draw, grid_size(v.rows * n), threads, bytes, stream, v, seed, n, index);
     launch(class_path, grid_size(v.rows * n * v.trees), threads, bytes, stream, v, n,
            static_cast<const int64_t*>(index), workspace);
