@@ -12,13 +12,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def peak_extra_bytes(step: Callable[[], object], device: str = "cpu") -> int | None:
@@ -44,7 +48,8 @@ def peak_extra_bytes(step: Callable[[], object], device: str = "cpu") -> int | N
 def of_process(make: Callable[..., tuple[Callable[[], object], str]], *of: Any) -> int | None:
     """Peak extra bytes of the step on a device that a function of a module makes, in a process of
     its own, with one thread."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+    path = mock.patch.object(sys, "path", [*sys.path, str(ROOT)])  # the new process takes it over
+    with path, ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(_of_step, make, *of).result()
 
 

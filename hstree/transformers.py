@@ -545,7 +545,8 @@ def from_pretrained(path: str | os.PathLike[str], **options: Any) -> Any:
     tensors = _head_tensors(path, entry.pop("tensors", []), hub | options)
     head = saved_head(f"{config_file}: {CONFIG_KEY}", entry, tensors, embedding)
     # In the dtype that it was saved in, if that was not the model's.
-    own = str(next(head.parameters()).dtype).removeprefix("torch.") != raw.get("dtype")
+    saved = {str(t.dtype) for t in tensors.values() if t.is_floating_point()}
+    own = saved and f"torch.{raw.get('dtype')}" not in saved
     head.to(embedding.weight.device, None if own else embedding.weight.dtype)
     _attach(model, DeferredHead(head))
     # The layer that is gone, and the tensors of the head.

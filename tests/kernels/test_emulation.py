@@ -256,14 +256,17 @@ def test_rounding_to_half_is_to_nearest_even(faults: Faults) -> None:
 
 def run_sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Python under AddressSanitizer, with tests/ on its path."""
-    runtime = subprocess.run(
-        ["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    if not Path(runtime).is_absolute():
+    libraries = [
+        subprocess.run(
+            ["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so")  # the second for the first to find __cxa_throw
+    ]
+    if not Path(libraries[0]).is_absolute():
         pytest.skip("g++ has no libasan.so")
     environment = {
         **os.environ,
-        "LD_PRELOAD": runtime,
+        "LD_PRELOAD": ":".join(libraries),
         "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "PYTHONPATH": str(ROOT / "tests"),
