@@ -183,10 +183,9 @@ def mark_targets(
     Raises:
         TypeError: if ``target`` is no tensor.
         ValueError: for another dtype, or an ``ignore_index`` that is not a whole number of 64 bits;
-            on the CPU, for a
-            target that is neither in [0, V) nor ``ignore_index``. Under torch.compile, under
-            torch.func, and on a GPU, where reading the values would cost a synchronization, such a
-            target becomes V.
+            on the CPU, for a target that is neither in [0, V) nor ``ignore_index``. Under
+            torch.compile, under torch.func, and on a GPU, where reading the values would cost a
+            synchronization, such a target becomes V.
 
     Example:
         >>> import torch

@@ -9,6 +9,7 @@ constexpr int threads = 256;
 constexpr int warps = threads / 32;
 constexpr int chunk = 1024;  // scores of a node that a block holds at a time
 constexpr int at_once = 4;   // rows that a warp multiplies at a time
+constexpr int blocks = 2;    // of a multiprocessor at a time: for three, ptxas spills registers
 
 // The exponentials of a node's scores: the largest score, and the sum of exp(score - largest).
 template <typename S>
@@ -232,7 +233,7 @@ __device__ int64_t choose_tree(const TreeVectors& v, int64_t row, double u) {
 // above the random number; sums of the exponentials in float64. A row with NaN, or tables that are not those of a
 // tree, give some class. Scores O(L) nodes; no atomics; deterministic. One block for each draw.
 template <typename T, bool Aligned>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, blocks)
     draw_kernel(TreeVectors v, const int64_t* seed, int64_t n, int64_t* index) {
   using S = Sum<T>;
   __shared__ S score[chunk];
@@ -251,10 +252,10 @@ __global__ void __launch_bounds__(threads)
 }
 
 // path[i, t] = log P_t(index[i]), from the nodes on the path of the class: the warps divide the binary nodes, and
-// share the others. NaN for tables that are not those of a tree. index [N, n] ->
-// path [N, n, T]. No atomics; deterministic. One block for each (i, tree).
+// share the others. NaN for tables that are not those of a tree. index [N, n] -> path [N, n, T]. No atomics;
+// deterministic. One block for each (i, tree).
 template <typename T, bool Aligned>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, blocks)
     class_path_kernel(TreeVectors v, int64_t n, const int64_t* index, void* path) {
   using S = Sum<T>;
   __shared__ S score[chunk];

@@ -7,10 +7,10 @@
 
 namespace hstree {
 
-// N rows, D features, T trees, M binary nodes of a tree, S features of a tree, V classes. Arrays are of the type of hidden, or of its sums:
-// float32, or float64 for float64. The scores of a node's children are dot(w, x) + b, divided by the temperature;
-// a binary node has one score, z for the left child and -z for the right. A group of classes reads
-// dot(class_weight[class], hidden) + class_bias[t, class].
+// N rows, D features, T trees, M binary nodes of a tree, S features of a tree, V classes. Arrays are of the type of
+// hidden, or of its sums: float32, or float64 for float64. The scores of a node's children are dot(w, x) + b, divided
+// by the temperature; a binary node has one score, z for the left child and -z for the right. A group of classes
+// reads dot(class_weight[class], hidden) + class_bias[t, class].
 struct TreeVectors {
   const void* hidden;        // [N, D]
   const void* weight;        // [T, M, S] of the binary nodes

@@ -234,6 +234,19 @@ def test_ignored_rows_have_exact_zeros(shape: str) -> None:
     assert hidden.grad[1::3].abs().sum(1).min() > 0
 
 
+@pytest.mark.parametrize("subset", [None, 4])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_marks_of_targets(shape: str, subset: int | None) -> None:
+    """V makes its row NaN, -1 makes it 0, and other rows stay as they are."""
+    head = randomise(ensemble(shape, 3, subset_size=subset))
+    hidden, target = draw(8, D), draw_targets(8)
+    expected = head.target_log_prob(hidden, target).detach()
+    target[1], target[4] = V, -1
+    expected[1], expected[4] = torch.nan, 0
+    output = head.target_log_prob(hidden, target)
+    torch.testing.assert_close(output, expected, equal_nan=True)
+
+
 class Calls(TorchDispatchMode):
     """Counts the calls of operators that do work: on a GPU each launches a kernel or more."""
 
