@@ -164,6 +164,19 @@ def test_the_ignored_candidate_can_be_chosen(kind: str) -> None:
     torch.testing.assert_close(got, every.masked_fill(candidates == 7, 0.0))
 
 
+@pytest.mark.parametrize("kind", ["softmax", "mos"])
+def test_a_bad_candidate_that_is_not_read_is_nan(kind: str) -> None:
+    """Values are not read under torch.compile and on a GPU."""
+    head, hidden = make(kind).eval(), draw(3, D)
+    candidates = torch.tensor([[5, 2], [7, V], [-100, 5]])
+    expected = head.log_prob(hidden).gather(1, candidates.clamp(0, V - 1)).detach()
+    expected[1, 1], expected[2, 0] = torch.nan, 0
+    compiled = torch.compile(head.candidate_log_prob, backend="eager")
+    with torch.no_grad():
+        got = compiled(hidden, candidates)
+    torch.testing.assert_close(got, expected, equal_nan=True)
+
+
 def test_trees_compile_candidates() -> None:
     counts = torch.arange(1200, 0, -1)
     head = TreeEnsemble.from_counts(D, counts, n_trees=2, clusters=32, gate="context")
