@@ -34,9 +34,8 @@ struct GroupTree {
   int64_t workspace_stride;  // workspace_stride(D)
 };
 
-// A run is processed in blocks of group_rows rows and group_classes classes.
+// A run is processed in blocks of group_rows rows.
 constexpr int64_t group_rows = 32;
-constexpr int64_t group_classes = 64;
 
 // Elements of the workspaces of `scores` and `gradients`. widest: classes of a group.
 inline int64_t group_scores_scratch(int64_t features, int64_t widest) {

@@ -71,9 +71,17 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 CONTEXTS: tuple[Context, ...] = ("left", "both")
 MANY_CLASSES = 1 << 16
+"""Beyond so many classes, word vectors have 32 features instead of 100: their time and memory grow
+with V times the features."""
+
 FLAT_CLASSES = 1024
+"""Up to so many classes, the default is one tree whose root holds all of them."""
+
 GROUPED_CLASSES = 12_000
+"""Up to so many classes, trees with row-sparse gradients have groups; binary nodes beyond."""
+
 USUAL_CLUSTERS = 256
+"""Least number of clusters of a default tree, which has at most V / 4."""
 
 FEW_CONTEXTS = 16
 """Up to so many contexts E h^T takes about half of the time of h E^T in torch."""
@@ -832,6 +840,9 @@ class TreeEnsemble(Head):
             shared *= 2 * self.n_trees
         return 2 * upper + shared + self.n_classes
 
+    def _chunk_rows(self, hidden: Tensor) -> int:
+        return max(default_chunk_rows(hidden, self.numbers_of_a_row(hidden.device)), CHUNK_ROWS)
+
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         return self.tempered_log_prob(hidden, 1.0)
 
@@ -914,8 +925,8 @@ class TreeEnsemble(Head):
             most = self.n_vectors * (n_rows + READING) // (2 * OF_A_SEARCH * max(1, n_rows))
             values, classes = tree_topk(**self._walk(hidden), k=k, most_scored=most)
         elif self.groups and self.below.n_vectors:
-            size = max(default_chunk_rows(hidden, self.numbers_of_a_row(hidden.device)), CHUNK_ROWS)
-            parts = [group_topk(**self._scored(x), k=k) for x in torch.split(hidden, size)]
+            chunks = torch.split(hidden, self._chunk_rows(hidden))
+            parts = [group_topk(**self._scored(x), k=k) for x in chunks]
             values, classes = map(torch.cat, zip(*parts, strict=True))
         rest = (classes[:, 0] < 0).nonzero().squeeze(1)
         if len(rest):
@@ -944,7 +955,7 @@ class TreeEnsemble(Head):
         if _records_gradients(hidden, *self.parameters()):
             log_prob = chosen(hidden, candidates)
         else:
-            size = max(default_chunk_rows(hidden, self.numbers_of_a_row(hidden.device)), CHUNK_ROWS)
+            size = self._chunk_rows(hidden)
             chunks = zip(torch.split(hidden, size), torch.split(candidates, size), strict=True)
             log_prob = torch.cat([chosen(*chunk) for chunk in chunks])
         return mask_candidates(log_prob, candidates, self.n_classes)

@@ -45,6 +45,39 @@ def same_bits(got: list[Tensor], expected: list[Tensor]) -> None:
         assert torch.equal(a.to_dense(), b.to_dense())
 
 
+def replayed_alike(
+    batch: Any, log_prob_of: Callable[[Any], Tensor], expected: list[Tensor]
+) -> None:
+    """A CUDA graph of a step gives the bits of the step: log P, gradients of hidden, weight and
+    bias."""
+    leaves = [x.detach().clone().requires_grad_() for x in (batch.hidden, batch.weight, batch.bias)]
+    static = replace(batch, hidden=leaves[0], weight=leaves[1], bias=leaves[2])
+
+    def step() -> Tensor:
+        log_prob = log_prob_of(static)
+        log_prob.backward(batch.grad)
+        return log_prob
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+            for leaf in leaves:
+                leaf.grad = None
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        log_prob = step()
+    for leaf in leaves:
+        leaf.grad.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    same_bits(
+        [log_prob.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)], expected
+    )
+
+
 def strided(tensor: Tensor, how: str) -> Tensor:
     """The same values, not contiguous."""
     if how == "transposed" and tensor.dim() > 1:

@@ -31,6 +31,7 @@ from ops.cases import (
     broken,
     measures_memory,
     name_of,
+    replayed_alike,
     same_bits,
     strided,
     threads,
@@ -635,29 +636,4 @@ def test_memory_on_a_gpu() -> None:
 def test_dense_step_in_a_cuda_graph() -> None:
     """Forward and dense backward never wait for the device, so a graph can hold them."""
     batch = draw(USUAL, torch.float32).to(torch.device("cuda"))
-    expected = gradients(batch)
-    given = (batch.hidden, batch.weight, batch.bias)
-    leaves = [x.detach().clone().requires_grad_() for x in given]
-    static = replace(batch, hidden=leaves[0], weight=leaves[1], bias=leaves[2])
-
-    def step() -> Tensor:
-        log_prob = log_prob_of(static)
-        log_prob.backward(batch.grad)
-        return log_prob
-
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-            for leaf in leaves:
-                leaf.grad = None
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        log_prob = step()
-    for leaf in leaves:
-        leaf.grad.fill_(torch.nan)
-    graph.replay()
-    torch.cuda.synchronize()
-    same_bits([log_prob.detach(), *(leaf.grad for leaf in leaves)], expected)
+    replayed_alike(batch, log_prob_of, gradients(batch))

@@ -40,6 +40,7 @@ from ops.cases import (
     Saved,
     broken,
     name_of,
+    replayed_alike,
     same_bits,
     strided,
     threads,
@@ -688,31 +689,7 @@ def test_gradients_at_full_size() -> None:
 def test_dense_step_in_a_cuda_graph() -> None:
     """Forward and dense backward never wait for the device, so a graph can hold them."""
     batch = PATH.batch(USUAL, torch.float32).to(torch.device("cuda"))
-    expected = PATH.gradients(batch)
-    leaves = [x.detach().clone().requires_grad_() for x in (batch.hidden, batch.weight, batch.bias)]
-    static = replace(batch, hidden=leaves[0], weight=leaves[1], bias=leaves[2])
-
-    def step() -> Tensor:
-        log_prob = PATH.log_prob(static)
-        log_prob.backward(batch.grad)
-        return log_prob
-
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-            for leaf in leaves:
-                leaf.grad = None
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        log_prob = step()
-    for leaf in leaves:
-        leaf.grad.fill_(torch.nan)
-    graph.replay()
-    torch.cuda.synchronize()
-    same_bits([log_prob.detach(), *(leaf.grad for leaf in leaves)], expected)
+    replayed_alike(batch, PATH.log_prob, PATH.gradients(batch))
 
 
 def test_forward_is_another_name(device: torch.device) -> None:
