@@ -26,7 +26,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.benchmark import Timer
 
 from hstree._checks import check_int
 from hstree._files import Content
@@ -1245,6 +1244,8 @@ def head_cost(model: LanguageModel, config: TrainConfig, text: Streams) -> HeadC
         hidden.grad = weight.grad = bias.grad = None
 
     def seconds(step: Callable[[], None]) -> float:
+        from torch.utils.benchmark import Timer  # logs a warning where nvcc has no GPU
+
         timer = Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())
         return timer.blocked_autorange(min_run_time=0.1).median
 
