@@ -15,17 +15,9 @@
 #include <cstdint>
 
 #include "cpu/elements.h"
+#include "kernels/sparse_adam.h"
 
 namespace hstree::cpu {
-
-struct AdamRule {
-  double decay;      // 1 - lr weight_decay
-  double step_size;  // lr sqrt(1 - beta2^step) / (1 - beta1^step)
-  double beta1;
-  double beta2;
-  double eps;     // times sqrt(1 - beta2^step)
-  bool maximize;  // the gradient is -g
-};
 
 template <typename T>
 struct SparseAdam {

@@ -29,11 +29,11 @@ __global__ void __launch_bounds__(threads) sparse_adam_kernel(SparseAdam a) {
   auto* weight = static_cast<Pack<T, Vector>*>(a.weight) + row * packs;
   auto* exp_avg = static_cast<Pack<S, Vector>*>(a.exp_avg) + row * packs;
   auto* exp_avg_sq = static_cast<Pack<S, Vector>*>(a.exp_avg_sq) + row * packs;
-  const S sign = a.maximize ? -1 : 1;
-  const S beta1 = static_cast<S>(a.beta1), rate1 = static_cast<S>(1 - a.beta1);
-  const S beta2 = static_cast<S>(a.beta2), rate2 = static_cast<S>(1 - a.beta2);
-  const S decay = static_cast<S>(a.decay), eps = static_cast<S>(a.eps);
-  const S step_size = static_cast<S>(a.step_size);
+  const S sign = a.rule.maximize ? -1 : 1;
+  const S beta1 = static_cast<S>(a.rule.beta1), rate1 = static_cast<S>(1 - a.rule.beta1);
+  const S beta2 = static_cast<S>(a.rule.beta2), rate2 = static_cast<S>(1 - a.rule.beta2);
+  const S decay = static_cast<S>(a.rule.decay), eps = static_cast<S>(a.rule.eps);
+  const S step_size = static_cast<S>(a.rule.step_size);
   for (int64_t p = threadIdx.x; p < packs; p += blockDim.x) {
     const Pack<T, Vector> g = values[p];
     Pack<T, Vector> w = weight[p];

@@ -14,6 +14,15 @@ typedef struct CUstream_st* cudaStream_t;
 
 namespace hstree {
 
+struct AdamRule {
+  double decay;      // 1 - lr weight_decay
+  double step_size;  // lr sqrt(1 - beta2^step) / (1 - beta1^step)
+  double beta1;
+  double beta2;
+  double eps;     // times sqrt(1 - beta2^step)
+  bool maximize;  // the gradient is -g
+};
+
 struct SparseAdam {
   const int64_t* outer;  // [nnz]; null: all 0
   const int64_t* inner;  // [nnz]; no row twice; rows outside [0, outer_size) x [0, inner_size) are skipped
@@ -25,12 +34,7 @@ struct SparseAdam {
   void* weight;        // w [outer_size, inner_size, S] of the type
   void* exp_avg;       // m, v like w, float32, or float64 for float64
   void* exp_avg_sq;
-  double decay;      // 1 - lr weight_decay
-  double step_size;  // lr sqrt(1 - beta2^step) / (1 - beta1^step)
-  double beta1;
-  double beta2;
-  double eps;     // times sqrt(1 - beta2^step)
-  bool maximize;  // the gradient is -g
+  AdamRule rule;
 };
 
 void sparse_adam(ScalarType type, const SparseAdam& tensors, cudaStream_t stream);

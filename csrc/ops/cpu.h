@@ -1,4 +1,8 @@
 // The entrance of every CPU kernel.
+//
+// The file of an op registers its schema and its kernels for both devices. A build without CUDA has no
+// HSTREE_CUDA. HSTREE_CUDA_ONLY leaves out the schema and the CPU kernel, for a library of CUDA kernels that is loaded
+// beside such a build, as tests/cuda_emu does.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

@@ -1,12 +1,13 @@
 // Device, stream and torch's own CUDA ops for a binding. Compiled by the host compiler; needs no CUDA header.
 #pragma once
 
+#include "ops/tensor.h"
+
+#ifdef HSTREE_CUDA
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 
 #include <utility>
-
-#include "ops/tensor.h"
 
 typedef struct CUstream_st* cudaStream_t;
 
@@ -61,3 +62,4 @@ inline std::pair<int64_t, int64_t> two_values(const Tensor& tensor, int64_t firs
 }
 
 }  // namespace hstree
+#endif

@@ -52,8 +52,8 @@ GroupResult group_log_prob(const GroupArguments& a) {
     using T = decltype(element);
     using A = cpu::accumulate_t<T>;
     cpu::group_log_prob<T>(batch, plans,
-                           {const_data<T>(a.hidden), const_data<T>(a.weight),
-                            a.bias ? const_data<T>(*a.bias) : nullptr, data<A>(log_prob), data<A>(score)});
+                           {const_data<T>(a.hidden), const_data<T>(a.weight), const_data<T>(a.bias),
+                            data<A>(log_prob), data<A>(score)});
   });
   return {log_prob, score, empty(a.hidden, {0, 0}, Dtype::Long)};
 }
@@ -102,14 +102,12 @@ GroupGradientResult group_log_prob_backward(const GroupArguments& a, const Group
 STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
   m.def(
       "group_log_prob(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor cluster, Tensor "
-      "order, "
-      "Tensor begin, int max_width) -> (Tensor log_prob, Tensor saved, Tensor rows)");
+      "order, Tensor begin, int max_width) -> (Tensor log_prob, Tensor saved, Tensor rows)");
   // saved: on a CPU the scores of the rows in their groups, on CUDA the logarithms of their sums. rows: on CUDA, sorted
   // by cluster. output_mask: whether the gradients of hidden, weight and bias are wanted.
   m.def(
       "group_log_prob_backward(Tensor grad_log_prob, Tensor hidden, Tensor weight, Tensor? bias, Tensor "
-      "target, "
-      "Tensor cluster, Tensor order, Tensor begin, int max_width, Tensor saved, Tensor rows, bool[3] "
+      "target, Tensor cluster, Tensor order, Tensor begin, int max_width, Tensor saved, Tensor rows, bool[3] "
       "output_mask, bool sparse) -> (Tensor grad_hidden, Tensor grad_weight, Tensor grad_bias, Tensor index, "
       "Tensor bias_index)");
 }

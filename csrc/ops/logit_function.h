@@ -58,30 +58,6 @@ inline LogitFunction table_function(const char* op, const Tensor& table, double 
   return function;
 }
 
-struct PiecewiseArguments {
-  const char* op;
-  ScalarType type;         // of input
-  Tensor input;            // any shape, contiguous
-  Tensor table;            // contiguous
-  LogitFunction function;  // with table's pointer
-};
-
-inline PiecewiseArguments piecewise_arguments(const char* op, const Tensor& input, const Tensor& table,
-                                              double radius) {
-  const ScalarType type = element_type(op, "input", input);
-  const Tensor kept = checked_table(op, table, "input", input);
-  return {op, type, torch::stable::contiguous(input), kept, table_function(op, kept, radius)};
-}
-
-// grad: shape, dtype and device of input; returned contiguous.
-inline Tensor checked_piecewise_grad(const char* op, const Tensor& grad, const Tensor& input) {
-  bool same = grad.dim() == input.dim();
-  for (int64_t d = 0; same && d < input.dim(); ++d) same = grad.size(d) == input.size(d);
-  check(same, op, ": grad: expected the shape of input, ", shape_of(input), ", got ", shape_of(grad));
-  check_like(op, "grad", grad, "input", input);
-  return torch::stable::contiguous(grad);
-}
-
 struct MonotoneArguments {
   const char* op;
   ScalarType type;              // of logits: float32 or float64
@@ -167,6 +143,19 @@ inline void check_low(const MonotoneArguments& arguments, const std::optional<Te
   check_like(arguments.op, "low", *low, "logits", arguments.logits, dtype);
   check(low->stride(1) == 1 && low->stride(0) >= low->size(1), arguments.op,
         ": low: expected contiguous rows, got strides ", low->stride(0), " and ", low->stride(1));
+}
+
+// The rest is for CUDA.
+
+// table, copied if its address is not aligned for loading an interval in one access.
+inline Tensor aligned_table(const Tensor& table) {
+  const bool aligned = reinterpret_cast<uintptr_t>(table.const_data_ptr()) % 16 == 0;
+  return aligned ? table : torch::stable::clone(table);
+}
+
+// bytes: a multiple of 8.
+inline Tensor zero_workspace(const Tensor& like, int64_t bytes) {
+  return zeros(like, {bytes / 8}, Dtype::Long);
 }
 
 }  // namespace hstree

@@ -1,36 +1,58 @@
-// hstree::sample: draws from a mixture of trees. sample_cuda.cpp registers the CUDA implementation.
+// hstree::sample: draws from a mixture of trees.
 #include "cpu/sample.h"
 
+#include <cmath>
+#include <tuple>
+
+#include "kernels/sample.h"
 #include "ops/cpu.h"
-#include "ops/sample.h"
+#include "ops/cuda.h"
+#include "ops/tree_vectors.h"
 
 namespace hstree {
 namespace {
 
-std::tuple<Tensor, Tensor> sample_cpu(const Tensor& hidden, const std::optional<Tensor>& weight,
-                                      const std::optional<Tensor>& bias,
-                                      const std::optional<Tensor>& class_weight,
-                                      const std::optional<Tensor>& class_bias,
-                                      const std::optional<Tensor>& root_log_prob, const Tensor& log_gate,
-                                      const std::optional<Tensor>& feature_index, const Tensor& node,
-                                      const Tensor& edge, const Tensor& leaf_edge, const Tensor& seed,
-                                      int64_t n, double temperature) {
-  constexpr const char* op = "hstree::sample";
+// Classes and their log-probabilities, [N, n].
+struct Draws {
+  const Tensor& seed;
+  int64_t n;
+  double temperature;
+  Tensor index, log_prob;
+};
+
+template <void (*kernel)(const TreeTensors&, const Draws&)>
+std::tuple<Tensor, Tensor> draw(const Tensor& hidden, const std::optional<Tensor>& weight,
+                                const std::optional<Tensor>& bias, const std::optional<Tensor>& class_weight,
+                                const std::optional<Tensor>& class_bias,
+                                const std::optional<Tensor>& root_log_prob, const Tensor& log_gate,
+                                const std::optional<Tensor>& feature_index, const Tensor& node,
+                                const Tensor& edge, const Tensor& leaf_edge, const Tensor& seed, int64_t n,
+                                double temperature) {
+  const char* op = "hstree::sample";
   const TreeTensors tensors = tree_tensors(op, hidden, weight, bias, class_weight, class_bias, root_log_prob,
                                            log_gate, feature_index, node, edge, leaf_edge);
-  check_draws(tensors, seed, n, temperature);
-  const Tensor index = empty(hidden, {tensors.rows(), n}, Dtype::Long);
-  const Tensor log_prob = empty(hidden, {tensors.rows(), n}, tensors.sums);
-  dispatch(tensors.type, [&](auto element) {
-    using T = decltype(element);
-    cpu::sample<T>(tree_vectors<T>(tensors, 1 / temperature),
-                   {static_cast<uint64_t>(*const_data<int64_t>(seed)), n, data<int64_t>(index),
-                    data<cpu::accumulate_t<T>>(log_prob)});
-  });
-  return {index, log_prob};
+  check_dim(op, "seed", seed, 1, "[1]");
+  check_size(op, "seed", seed, 0, 1, "one number");
+  check_dtype(op, "seed", seed, Dtype::Long);
+  check_device(op, "seed", seed, hidden);
+  check(n >= 1, op, ": n: expected at least 1 draw of a row, got ", n);
+  check(std::isfinite(temperature) && temperature > 0, op,
+        ": temperature: expected a finite positive number, got ", temperature);
+  const Draws draws = {seed, n, temperature, empty(hidden, {tensors.rows(), n}, Dtype::Long),
+                       empty(hidden, {tensors.rows(), n}, tensors.sums)};
+  kernel(tensors, draws);
+  return {draws.index, draws.log_prob};
 }
 
-}  // namespace
+#ifndef HSTREE_CUDA_ONLY
+void draw_cpu(const TreeTensors& tensors, const Draws& draws) {
+  dispatch(tensors.type, [&](auto element) {
+    using T = decltype(element);
+    cpu::sample<T>(tree_vectors<T>(tensors, 1 / draws.temperature),
+                   {static_cast<uint64_t>(*const_data<int64_t>(draws.seed)), draws.n,
+                    data<int64_t>(draws.index), data<cpu::accumulate_t<T>>(draws.log_prob)});
+  });
+}
 
 STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
   m.def("sample(" HSTREE_TREE_VECTORS_SCHEMA
@@ -38,7 +60,48 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
-  m.impl("sample", HSTREE_CPU_BOX(&sample_cpu));
+  m.impl("sample", HSTREE_CPU_BOX(&draw<draw_cpu>));
+}
+#endif
+
+#ifdef HSTREE_CUDA
+TreeVectors vectors_of(const TreeTensors& tensors, double temperature) {
+  return {tensors.hidden.const_data_ptr(),
+          const_data<void>(tensors.weight),
+          const_data<void>(tensors.bias),
+          tensors.weight_rows(),
+          tensors.class_weight.has_value(),
+          const_data<void>(tensors.class_weight),
+          const_data<void>(tensors.class_bias),
+          const_data<void>(tensors.root_log_prob),
+          tensors.root_log_prob ? tensors.root_log_prob->size(2) : 0,
+          tensors.log_gate.const_data_ptr(),
+          const_data<int32_t>(tensors.feature_index),
+          const_data<TreeNode>(tensors.node),
+          const_data<TreeEdge>(tensors.edge),
+          const_data<int32_t>(tensors.leaf_edge),
+          tensors.rows(),
+          tensors.hidden.size(1),
+          tensors.trees(),
+          tensors.features(),
+          tensors.node.size(1),
+          tensors.edge.size(1),
+          tensors.classes(),
+          1 / temperature};
 }
 
+void draw_cuda(const TreeTensors& tensors, const Draws& draws) {
+  const CudaCall call(tensors.hidden);
+  const Tensor workspace = empty(tensors.hidden, {tensors.rows(), draws.n, tensors.trees()}, tensors.sums);
+  sample(tensors.type, vectors_of(tensors, draws.temperature), const_data<int64_t>(draws.seed), draws.n,
+         data<int64_t>(draws.index), workspace.mutable_data_ptr(), draws.log_prob.mutable_data_ptr(),
+         call.stream());
+}
+
+STABLE_TORCH_LIBRARY_IMPL(hstree, CUDA, m) {
+  m.impl("sample", TORCH_BOX(&draw<draw_cuda>));
+}
+#endif
+
+}  // namespace
 }  // namespace hstree

@@ -1,46 +1,133 @@
-// hstree::sparse_adam_: AdamW in the rows that a row-sparse gradient visits. sparse_adam_cuda.cpp registers the
-// CUDA implementation.
-#include "ops/sparse_adam.h"
+// hstree::sparse_adam_: AdamW in the rows that a row-sparse gradient visits.
+#include "cpu/sparse_adam.h"
 
+#include <cmath>
+
+#include "kernels/sparse_adam.h"
 #include "ops/cpu.h"
+#include "ops/cuda.h"
 
 namespace hstree {
 namespace {
 
-void sparse_adam_cpu(const Tensor& weight, const Tensor& exp_avg, const Tensor& exp_avg_sq,
-                     const Tensor& index, const Tensor& values, int64_t step, double lr, double beta1,
-                     double beta2, double eps, double weight_decay, bool maximize) {
-  const SparseAdamArguments a = sparse_adam_arguments(weight, exp_avg, exp_avg_sq, index, values, step, lr,
-                                                      beta1, beta2, eps, weight_decay, maximize);
+constexpr const char* op = "hstree::sparse_adam_";
+
+struct SparseAdamArguments {
+  ScalarType type;
+  Tensor weight, exp_avg, exp_avg_sq;  // contiguous
+  Tensor index;                        // [1, nnz] or [2, nnz], contiguous
+  Tensor values;                       // [nnz, S], contiguous
+  int64_t outer_size;                  // rows are outer_size inner_size; 1 where the index has one dimension
+  int64_t inner_size;
+  int64_t features;  // S
+  AdamRule rule;
+
+  int64_t visited() const { return index.size(1); }
+  const int64_t* outer() const { return index.size(0) == 2 ? const_data<int64_t>(index) : nullptr; }
+  const int64_t* inner() const { return const_data<int64_t>(index) + (index.size(0) - 1) * visited(); }
+};
+
+void check_state(const char* name, const Tensor& state, const Tensor& weight) {
+  check_dtype(op, name, state, accumulate_dtype(weight));
+  check_device(op, name, state, weight);
+  bool same = state.dim() == weight.dim();
+  for (int64_t d = 0; same && d < weight.dim(); ++d) same = state.size(d) == weight.size(d);
+  check(same, op, ": ", name, ": expected the shape of weight, ", shape_of(weight), ", got ",
+        shape_of(state));
+  check(state.is_contiguous(), op, ": ", name, ": expected a contiguous tensor");
+}
+
+void check_between(const char* name, double value, double lowest, double limit) {
+  check(value >= lowest && value < limit, op, ": ", name, ": expected a value in [", lowest, ", ", limit,
+        "), got ", value);
+}
+
+template <void (*kernel)(const SparseAdamArguments&)>
+void sparse_adam_(const Tensor& weight, const Tensor& exp_avg, const Tensor& exp_avg_sq, const Tensor& index,
+                  const Tensor& values, int64_t step, double lr, double beta1, double beta2, double eps,
+                  double weight_decay, bool maximize) {
+  const ScalarType type = element_type(op, "weight", weight);
+  check(weight.is_contiguous(), op, ": weight: expected a contiguous tensor");
+  check_state("exp_avg", exp_avg, weight);
+  check_state("exp_avg_sq", exp_avg_sq, weight);
+  check_dim(op, "index", index, 2, "[1, nnz] or [2, nnz]");
+  check_dtype(op, "index", index, Dtype::Long);
+  check_device(op, "index", index, weight);
+  const int64_t sparse = index.size(0);
+  check((sparse == 1 || sparse == 2) && sparse <= weight.dim(), op,
+        ": index: expected shape [1, nnz] or [2, ", "nnz], with no more rows than weight of shape ",
+        shape_of(weight), " has dimensions, got ", shape_of(index));
+  check_dtype(op, "values", values, weight.scalar_type());
+  check_device(op, "values", values, weight);
+  bool fits = values.dim() == weight.dim() - sparse + 1 && values.size(0) == index.size(1);
+  int64_t features = 1;
+  for (int64_t d = sparse; fits && d < weight.dim(); ++d) {
+    fits = values.size(d - sparse + 1) == weight.size(d);
+    features *= weight.size(d);
+  }
+  check(fits, op, ": values: expected shape [nnz, ...] with nnz = ", index.size(1),
+        " and the last dimensions of weight of shape ", shape_of(weight), ", got ", shape_of(values));
+  check(step >= 1, op, ": step: expected at least 1, got ", step);
+  check_between("lr", lr, 0, INFINITY);
+  check_between("beta1", beta1, 0, 1);
+  check_between("beta2", beta2, 0, 1);
+  check_between("eps", eps, 0, INFINITY);
+  check_between("weight_decay", weight_decay, 0, INFINITY);
+  const double exponent = static_cast<double>(step);
+  // lr / (1 - beta1^step) m / (sqrt(v / (1 - beta2^step)) + eps), times sqrt(1 - beta2^step) above and below.
+  const double root = std::sqrt(1 - std::pow(beta2, exponent));
+  const double step_size = lr * root / (1 - std::pow(beta1, exponent));
+  kernel({type,
+          weight,
+          exp_avg,
+          exp_avg_sq,
+          torch::stable::contiguous(index),
+          torch::stable::contiguous(values),
+          sparse == 2 ? weight.size(0) : 1,
+          weight.size(sparse - 1),
+          features,
+          {1 - lr * weight_decay, step_size, beta1, beta2, eps * root, maximize}});
+}
+
+#ifndef HSTREE_CUDA_ONLY
+void sparse_adam_cpu(const SparseAdamArguments& a) {
   dispatch(a.type, [&](auto element) {
     using T = decltype(element);
     using A = cpu::accumulate_t<T>;
-    const cpu::SparseAdam<T> tensors = {a.outer(),
-                                        a.inner(),
-                                        a.outer_size,
-                                        a.inner_size,
-                                        a.visited(),
-                                        a.features,
-                                        const_data<T>(a.values),
-                                        data<T>(weight),
-                                        data<A>(exp_avg),
-                                        data<A>(exp_avg_sq)};
-    cpu::sparse_adam<T>(sparse_adam_op, tensors, a.rule);
+    cpu::sparse_adam<T>(
+        op,
+        {a.outer(), a.inner(), a.outer_size, a.inner_size, a.visited(), a.features, const_data<T>(a.values),
+         data<T>(a.weight), data<A>(a.exp_avg), data<A>(a.exp_avg_sq)},
+        a.rule);
   });
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
   m.def(
       "sparse_adam_(Tensor(a!) weight, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor index, Tensor "
-      "values, "
-      "int step, float lr, float beta1, float beta2, float eps, float weight_decay=0.0, bool maximize=False) "
-      "-> ()");
+      "values, int step, float lr, float beta1, float beta2, float eps, float weight_decay=0.0, bool "
+      "maximize=False) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
-  m.impl("sparse_adam_", HSTREE_CPU_BOX(&sparse_adam_cpu));
+  m.impl("sparse_adam_", HSTREE_CPU_BOX(&sparse_adam_<sparse_adam_cpu>));
+}
+#endif
+
+#ifdef HSTREE_CUDA
+void sparse_adam_cuda(const SparseAdamArguments& a) {
+  const CudaCall call(a.weight);
+  sparse_adam(
+      a.type,
+      {a.outer(), a.inner(), a.outer_size, a.inner_size, a.visited(), a.features, a.values.const_data_ptr(),
+       a.weight.mutable_data_ptr(), a.exp_avg.mutable_data_ptr(), a.exp_avg_sq.mutable_data_ptr(), a.rule},
+      call.stream());
 }
 
+STABLE_TORCH_LIBRARY_IMPL(hstree, CUDA, m) {
+  m.impl("sparse_adam_", TORCH_BOX(&sparse_adam_<sparse_adam_cuda>));
+}
+#endif
+
+}  // namespace
 }  // namespace hstree

@@ -14,18 +14,8 @@ cpu::MonotoneRows monotone_rows(const MonotoneArguments& a) {
   return {a.op, a.function, const_data<int64_t>(a.target), a.rows(), a.classes(), a.stride()};
 }
 
-void copy(Tensor low, const Tensor& logits) {
-  torch::stable::copy_(low, logits);
-}
-
-// Calls f with a value of the element type.
-template <typename F>
-void dispatch_logits(const MonotoneArguments& a, const F& f) {
-  if (a.type == ScalarType::float64) {
-    f(double{});
-  } else {
-    f(float{});
-  }
+void round_to(std::optional<Tensor> low, const Tensor& logits) {
+  if (low) torch::stable::copy_(*low, logits);
 }
 
 std::tuple<Tensor, Tensor> target_log_softmax_cpu(const Tensor& logits, const Tensor& target, double c,
@@ -35,8 +25,8 @@ std::tuple<Tensor, Tensor> target_log_softmax_cpu(const Tensor& logits, const Te
       monotone_arguments("hstree::target_log_softmax", false, logits, target, c, k, table, radius);
   const Tensor log_prob = empty(a.logits, {a.rows()}, a.logits.scalar_type());
   const Tensor log_normalizer = empty(a.logits, {a.rows()}, a.logits.scalar_type());
-  dispatch_logits(a, [&](auto element) {
-    using A = decltype(element);
+  dispatch_sums(a.logits.scalar_type(), [&](auto zero) {
+    using A = decltype(zero);
     cpu::target_log_softmax<A>(monotone_rows(a), const_data<A>(a.logits), data<A>(log_prob),
                                data<A>(log_normalizer));
   });
@@ -53,13 +43,13 @@ Tensor target_log_softmax_backward_cpu(const Tensor& logits, const Tensor& grad_
   const Tensor kept = checked_row_values(a, "log_normalizer", log_normalizer);
   check_low(a, low);
   const Tensor grad_table = empty(logits, grad_table_shape(a, table_gradient), Dtype::Double);
-  dispatch_logits(a, [&](auto element) {
-    using A = decltype(element);
+  dispatch_sums(a.logits.scalar_type(), [&](auto zero) {
+    using A = decltype(zero);
     cpu::target_log_softmax_backward<A>(monotone_rows(a), data<A>(logits), const_data<A>(grad),
                                         const_data<A>(kept),
                                         table_gradient ? data<double>(grad_table) : nullptr);
   });
-  if (low) copy(*low, logits);
+  round_to(low, logits);
   return grad_table;
 }
 
@@ -76,13 +66,13 @@ std::tuple<Tensor, Tensor> target_log_softmax_gradient_cpu(const Tensor& logits,
   check_low(a, low);
   const Tensor log_prob = empty(a.logits, {a.rows()}, a.logits.scalar_type());
   const Tensor grad_table = empty(logits, grad_table_shape(a, table_gradient), Dtype::Double);
-  dispatch_logits(a, [&](auto element) {
-    using A = decltype(element);
+  dispatch_sums(a.logits.scalar_type(), [&](auto zero) {
+    using A = decltype(zero);
     cpu::target_log_softmax_gradient<A>(monotone_rows(a), data<A>(logits), const_data<A>(grad),
                                         data<A>(log_prob),
                                         table_gradient ? data<double>(grad_table) : nullptr);
   });
-  if (low) copy(*low, logits);
+  round_to(low, logits);
   return {log_prob, grad_table};
 }
 
@@ -100,8 +90,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
   // rounded to low, which leaves arbitrary numbers in logits. bias [V] is added to logits, on CUDA only.
   m.def(
       "target_log_softmax_gradient_(Tensor(a!) logits, Tensor grad_log_prob, Tensor target, float c, float "
-      "k, "
-      "Tensor? table, float radius, bool table_gradient=True, Tensor(b!)? low=None, Tensor? bias=None) -> "
+      "k, Tensor? table, float radius, bool table_gradient=True, Tensor(b!)? low=None, Tensor? bias=None) -> "
       "(Tensor, Tensor)");
 }
 

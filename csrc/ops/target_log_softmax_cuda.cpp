@@ -3,7 +3,8 @@
 #include <tuple>
 
 #include "kernels/target_log_softmax.h"
-#include "ops/logit_function_cuda.h"
+#include "ops/cuda.h"
+#include "ops/logit_function.h"
 
 namespace hstree {
 namespace {

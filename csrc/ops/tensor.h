@@ -66,6 +66,14 @@ inline void check_device(const char* op, const char* name, const Tensor& tensor,
         tensor.is_cuda() ? "cuda:" : "cpu:", static_cast<int>(tensor.get_device()));
 }
 
+// Checks that tensor has the dtype of `other`, an argument called `like`.
+inline void check_same_dtype(const char* op, const char* name, const Tensor& tensor, const char* like,
+                             const Tensor& other) {
+  check(tensor.scalar_type() == other.scalar_type(), op, ": ", name, ": expected the dtype of ", like, ", ",
+        torch::headeronly::toString(other.scalar_type()), ", got ",
+        torch::headeronly::toString(tensor.scalar_type()));
+}
+
 inline ScalarType element_type(const char* op, const char* name, const Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case Dtype::Float:
@@ -123,6 +131,16 @@ const T* const_data(const Tensor& tensor) {
   return static_cast<const T*>(tensor.const_data_ptr());
 }
 
+// Null without a tensor.
+template <typename T>
+const T* const_data(const std::optional<Tensor>& tensor) {
+  return tensor ? const_data<T>(*tensor) : nullptr;
+}
+
+inline std::optional<Tensor> contiguous(const std::optional<Tensor>& tensor) {
+  return tensor ? std::optional(torch::stable::contiguous(*tensor)) : std::nullopt;
+}
+
 // Calls f with a value of the element type that the CPU kernels use for it.
 template <typename F>
 void dispatch(ScalarType type, const F& f) {
@@ -136,6 +154,13 @@ void dispatch(ScalarType type, const F& f) {
     case ScalarType::float16:
       return f(cpu::Half{});
   }
+}
+
+// Calls f with a zero of a dtype of sums.
+template <typename F>
+void dispatch_sums(Dtype sums, const F& f) {
+  if (sums == Dtype::Double) return f(double{});
+  f(float{});
 }
 
 }  // namespace hstree

@@ -1,5 +1,5 @@
-"""The operators of a CUDA build, compiled for the CPU: csrc/ops/*_cuda.cpp and csrc/kernels/*.cu
-against the emulator cuda_emu.h.
+"""The operators of a CUDA build, compiled for the CPU: the CUDA part of csrc/ops/*.cpp and
+csrc/kernels/*.cu against the emulator cuda_emu.h.
 
 The library registers its kernels for the dispatch key CUDA, as a CUDA build does; `on_cpu_tensors`
 lets the operators call them for CPU tensors.
@@ -48,7 +48,8 @@ def compile_library(
     """Compiles sources with g++ into one shared library; .cu files see the emulator."""
     common = ["g++", "-std=c++17", "-O1", "-fPIC", "-fno-gnu-unique", "-fvisibility=hidden"]
     common += ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-attributes"]
-    common += ["-DHSTREE_CUDA", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
+    common += ["-DHSTREE_CUDA", "-DHSTREE_CUDA_ONLY", "-DUSE_CUDA"]
+    common += ["-DTORCH_TARGET_VERSION=0x020b000000000000"]
     common += [f"-I{CSRC}", *(f"-isystem{path}" for path in include_paths())]
     emulated = ["-fno-strict-aliasing", "-include", str(HERE / "cuda_emu.h"), "-x", "c++"]
 
@@ -68,9 +69,9 @@ def compile_library(
 
 def compile_operators(folder: Path, options: tuple[str, ...] = CHECKED) -> Path:
     """Compiles what a CUDA build adds to the operators, and the argument checks that it calls."""
-    ops = CSRC / "ops"
     sources = [*(CSRC / "kernels").glob("*.cu"), HERE / "runtime.cu"]
-    sources += [*ops.glob("*_cuda.cpp"), *ops.glob("*_arguments.cpp")]
+    ops = sorted((CSRC / "ops").glob("*.cpp"))
+    sources += [path for path in ops if "#ifdef HSTREE_CUDA\n" in path.read_text()]
     libraries = Path(torch.__file__).parent / "lib"
     link = (f"-L{libraries}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}")
     return compile_library(folder, sorted(sources), options, (*link, "-Wl,--no-undefined"))
