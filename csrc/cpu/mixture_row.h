@@ -1,8 +1,8 @@
 // A mixture of trees with its vectors, and the log-probabilities of its paths for one row at a time: what the
 // CPU kernels of tree_topk and sample share.
 //
-// The scores of the classes of a group are dot(class_weight[class], hidden) + class_bias[t, class], and the products
-// are computed once for all trees.
+// Below the root are binary nodes or groups of classes. The scores of the classes of a group are
+// dot(weight[class], hidden) + bias[t, class], and the products are computed once for all trees.
 #pragma once
 
 #include <algorithm>
@@ -15,31 +15,9 @@
 #include "cpu/elements.h"
 #include "cpu/mixture_row_kernels.h"
 #include "cpu/tree_batch.h"
-#include "kernels/tree_nodes.h"
+#include "kernels/tree_vectors.h"
 
 namespace hstree::cpu {
-
-// N rows, D features, T trees, M binary nodes of a tree, S features of a tree, V classes.
-template <typename T>
-struct TreeVectors {
-  using A = accumulate_t<T>;
-  const char* op;         // for messages
-  const T* hidden;        // [N, D]
-  const T* weight;        // [T, M, S] of the binary nodes, or null
-  const T* bias;          // [T, M] or null
-  int64_t weight_rows;    // M
-  const T* class_weight;  // [V, D] of the classes in groups, or null
-  const T* class_bias;    // [T, V] or null
-  const A* root;          // [T, N, root_width] log-probabilities of the children of a wide root
-  int64_t root_width;
-  const A* log_gate;             // [N, T]
-  const int32_t* feature_index;  // [T, S] or null
-  const TreeNode* node;          // [T, nodes]
-  const TreeEdge* edge;          // [T, edges]
-  const int32_t* leaf_edge;      // [T, V]
-  int64_t rows, in_features, trees, features, nodes, edges, classes;
-  A sharpness;  // factor on the scores of all nodes but a wide root
-};
 
 // Tagged with the row that it was computed for, so that it counts as absent for other rows and nothing needs
 // clearing.
@@ -48,7 +26,7 @@ struct OpenedNode {
   int64_t place = 0;
 };
 
-// dot(class_weight[class], hidden) of a row.
+// dot(weight[class], hidden) of a row.
 template <typename A>
 struct ClassProduct {
   uint64_t of = 0;
@@ -73,15 +51,14 @@ class MixtureRow {
  public:
   using A = accumulate_t<T>;
 
-  MixtureRow(const TreeVectors<T>& vectors, const FeatureSubsets& subsets)
+  MixtureRow(const TreeVectors& vectors, const FeatureSubsets& subsets)
       : v(vectors),
         subsets_(subsets),
         kernels_(chosen_kernels<MixtureRowKernels<T>>()),
         stride_(workspace_stride(v.features)),
-        x_(v.trees * stride_),
-        hidden_(v.class_weight ? workspace_stride(v.in_features) : 0),
+        x_((v.groups ? 1 : v.trees) * stride_),
         opened_(scratch<OpenedNode, 0>(v.trees * v.nodes)),
-        product_(scratch<ClassProduct<A>, 0>(v.class_weight ? v.classes : 0)),
+        product_(scratch<ClassProduct<A>, 0>(v.groups ? v.classes : 0)),
         terms_(v.trees) {}
 
   // Returns a number that no other row of this thread has had.
@@ -90,15 +67,15 @@ class MixtureRow {
     row_ = row;
     scored_ = 0;
     log_probs_.clear();
-    const T* const hidden = v.hidden + row * v.in_features;
-    if (v.class_weight) kernels_.features({}, v.in_features, hidden, hidden_.data());
-    for (int64_t t = 0; t < v.trees; ++t) {
+    const T* const hidden = static_cast<const T*>(v.hidden) + row * v.in_features;
+    for (int64_t t = 0; t < (v.groups ? 1 : v.trees); ++t) {
       kernels_.features(subsets_[t], v.features, hidden, x_.data() + t * stride_);
     }
     return of_;
   }
 
-  A gate(int64_t t) const { return v.log_gate[row_ * v.trees + t]; }
+  const A* gates() const { return static_cast<const A*>(v.log_gate) + row_ * v.trees; }
+  A gate(int64_t t) const { return gates()[t]; }
 
   // Number of vectors multiplied with the row.
   int64_t scored() const { return scored_; }
@@ -181,9 +158,9 @@ class MixtureRow {
     const TreeNode& n = node(t, index);
     if (n.block != binary_node || !v.weight) return;
     const int64_t row = t * v.weight_rows + n.row, bytes = v.features * static_cast<int64_t>(sizeof(T));
-    const char* const weight = reinterpret_cast<const char*>(v.weight) + row * bytes;
+    const char* const weight = static_cast<const char*>(v.weight) + row * bytes;
     for (int64_t b = 0; b < std::min<int64_t>(bytes, 512); b += 64) __builtin_prefetch(weight + b);
-    if (v.bias) __builtin_prefetch(v.bias + row);
+    if (v.bias) __builtin_prefetch(bias_of(row));
   }
 
   void check_index(const char* name, int64_t index, int64_t end) const {
@@ -192,10 +169,13 @@ class MixtureRow {
     }
   }
 
-  const TreeVectors<T>& v;
+  const TreeVectors& v;
 
  private:
   OpenedNode& opened(int64_t t, int64_t node) const { return opened_[t * v.nodes + node]; }
+
+  const T* weight() const { return static_cast<const T*>(v.weight); }
+  const T* bias_of(int64_t row) const { return v.bias ? static_cast<const T*>(v.bias) + row : nullptr; }
 
   void score(int64_t t, int32_t index) {
     const TreeNode& n = node(t, index);
@@ -214,15 +194,15 @@ class MixtureRow {
     log_probs_.resize(place + n.width);
     A* const z = log_probs_.data() + place;
     if (n.block == wide_root) {
-      std::copy_n(v.root + (t * v.rows + row_) * v.root_width, n.width, z);
+      std::copy_n(static_cast<const A*>(v.root) + (t * v.rows + row_) * v.root_width, n.width, z);
     } else if (n.block == class_group) {
       class_scores(t, n, z);
       scored_ += static_cast<int64_t>(missing_.size());
-      kernels_.log_softmax(z, n.width, v.sharpness, base);
+      kernels_.log_softmax(z, n.width, static_cast<A>(v.sharpness), base);
     } else {
       const int64_t row = t * v.weight_rows + n.row;
-      kernels_.products(x_.data() + t * stride_, v.weight + row * v.features, v.bias ? v.bias + row : nullptr,
-                        nullptr, 1, v.features, z);
+      kernels_.products(x_.data() + t * stride_, weight() + row * v.features, bias_of(row), nullptr, 1,
+                        v.features, z);
       ++scored_;
       log_sigmoids(z, base);
     }
@@ -242,18 +222,16 @@ class MixtureRow {
       classes_.push_back(index);
       if (product_[index].of != of_) missing_.push_back(index);
     }
-    kernels_.products(hidden_.data(), v.class_weight, nullptr, missing_.data(), missing_.size(),
-                      v.in_features, z);
+    kernels_.products(x_.data(), weight(), nullptr, missing_.data(), missing_.size(), v.features, z);
     for (size_t i = 0; i < missing_.size(); ++i) product_[missing_[i]] = {of_, z[i]};
-    const T* const bias = v.class_bias ? v.class_bias + t * v.classes : nullptr;
-    kernels_.products(hidden_.data(), v.class_weight, bias, classes_.data(), n.width, 0,
-                      z);  // of no features
+    // Of no features: the biases.
+    kernels_.products(x_.data(), weight(), bias_of(t * v.classes), classes_.data(), n.width, 0, z);
     for (int32_t c = 0; c < n.width; ++c) z[c] += product_[classes_[c]].value;
   }
 
   // z[0], z[1] = above + log sigmoid(z), above + log sigmoid(-z) of the score z in z[0].
   void log_sigmoids(A* z, A above) const {
-    const A score = z[0] * v.sharpness, either = std::log1p(std::exp(-std::abs(score)));
+    const A score = z[0] * static_cast<A>(v.sharpness), either = std::log1p(std::exp(-std::abs(score)));
     z[0] = above + (std::min(score, A{0}) - either);
     z[1] = above + (std::min(-score, A{0}) - either);
   }
@@ -264,8 +242,8 @@ class MixtureRow {
     bool has_rows = false;
     if (n.block == wide_root) {
       has_rows = v.root && index == 0 && n.width == v.root_width;
-    } else if (n.block == class_group) {
-      has_rows = v.class_weight && n.width <= v.classes;
+    } else if (v.groups) {  // a group below the root
+      has_rows = n.block == class_group && index > 0 && edge(t, n.above).above == 0 && n.width <= v.classes;
     } else if (n.block == binary_node) {
       has_rows = n.width == 2 && n.row >= 0 && n.row < v.weight_rows;
     }
@@ -280,8 +258,7 @@ class MixtureRow {
   const FeatureSubsets& subsets_;
   const MixtureRowKernels<T>& kernels_;
   const int64_t stride_;
-  std::vector<A> x_;                // [T, stride] the row's features
-  std::vector<A> hidden_;           // [stride] all features of the row, with groups
+  std::vector<A> x_;                // [T, stride] the row's features in each tree; with groups once
   OpenedNode* const opened_;        // [T, nodes] place of the children's log-probabilities
   ClassProduct<A>* const product_;  // [V] with groups
   std::vector<A> terms_;            // [T]
@@ -292,16 +269,11 @@ class MixtureRow {
 };
 
 // Calls run(row) of a State for every row. Each thread makes its own.
-template <typename State, typename T, typename... More>
-void each_row(const TreeVectors<T>& vectors, const More&... more) {
-  TreeBatch batch{};
-  batch.op = vectors.op;
-  batch.feature_index = vectors.feature_index;
-  batch.trees = vectors.trees;
-  batch.features = vectors.features;
-  batch.in_features = vectors.in_features;
-  check_feature_index(batch);
-  const FeatureSubsets subsets(batch);
+template <typename State, typename... More>
+void each_row(const TreeVectors& vectors, const More&... more) {
+  const FeatureIndex features = {vectors.feature_index, vectors.trees, vectors.features, vectors.in_features};
+  check_feature_index(vectors.op, features);
+  const FeatureSubsets subsets(features);
   parallel(vectors.rows, 1, [&](int64_t begin, int64_t end) {
     State state(vectors, subsets, more...);
     for (int64_t row = begin; row < end; ++row) state.run(row);

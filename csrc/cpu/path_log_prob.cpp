@@ -50,7 +50,7 @@ class Groups {
   Groups(const TreeBatch& batch, const std::vector<PathPlan>& plans)
       : batch_(batch),
         plans_(plans),
-        subsets_(batch),
+        subsets_(batch.features_of_trees()),
         gathered_(batch.feature_index),
         stride_(gathered_ ? workspace_stride(batch.features) : batch.in_features),
         size_(group_size()),

@@ -12,13 +12,13 @@ class Sampler {
  public:
   using A = accumulate_t<T>;
 
-  Sampler(const TreeVectors<T>& vectors, const FeatureSubsets& subsets, const Draws<T>& draws)
+  Sampler(const TreeVectors& vectors, const FeatureSubsets& subsets, const Draws<T>& draws)
       : v_(vectors), draws_(draws), paths_(vectors, subsets), by_tree_(v_.trees) {}
 
   void run(int64_t row) {
     paths_.begin(row);
     for (int64_t place = row * draws_.n; place < (row + 1) * draws_.n; ++place) {
-      const int64_t drawn = draw(row, place);
+      const int64_t drawn = draw(place);
       draws_.index[place] = drawn;
       for (int64_t t = 0; t < v_.trees; ++t) by_tree_[t] = paths_.log_prob(t, drawn);
       draws_.log_prob[place] = paths_.gated(by_tree_.data());
@@ -26,9 +26,9 @@ class Sampler {
   }
 
  private:
-  int64_t draw(int64_t row, int64_t place) {
+  int64_t draw(int64_t place) {
     if (v_.nodes == 0) return 0;
-    const int64_t t = choose(v_.log_gate + row * v_.trees, v_.trees, uniform(draws_.seed, place, 0));
+    const int64_t t = choose(paths_.gates(), v_.trees, uniform(draws_.seed, place, 0));
     int32_t node = 0;
     for (uint32_t step = 1;; ++step) {
       const A* const log_prob = paths_.children(t, node);
@@ -55,7 +55,7 @@ class Sampler {
     return last;
   }
 
-  const TreeVectors<T>& v_;
+  const TreeVectors& v_;
   const Draws<T>& draws_;
   MixtureRow<T> paths_;
   std::vector<A> share_;
@@ -65,13 +65,13 @@ class Sampler {
 }  // namespace
 
 template <typename T>
-void sample(const TreeVectors<T>& vectors, const Draws<T>& draws) {
+void sample(const TreeVectors& vectors, const Draws<T>& draws) {
   each_row<Sampler<T>>(vectors, draws);
 }
 
-template void sample<float>(const TreeVectors<float>&, const Draws<float>&);
-template void sample<double>(const TreeVectors<double>&, const Draws<double>&);
-template void sample<BFloat16>(const TreeVectors<BFloat16>&, const Draws<BFloat16>&);
-template void sample<Half>(const TreeVectors<Half>&, const Draws<Half>&);
+template void sample<float>(const TreeVectors&, const Draws<float>&);
+template void sample<double>(const TreeVectors&, const Draws<double>&);
+template void sample<BFloat16>(const TreeVectors&, const Draws<BFloat16>&);
+template void sample<Half>(const TreeVectors&, const Draws<Half>&);
 
 }  // namespace hstree::cpu

@@ -25,6 +25,6 @@ struct Draws {
 
 // Throws std::runtime_error for tables that are not those of a tree.
 template <typename T>
-void sample(const TreeVectors<T>& vectors, const Draws<T>& draws);
+void sample(const TreeVectors& vectors, const Draws<T>& draws);
 
 }  // namespace hstree::cpu

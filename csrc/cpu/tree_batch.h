@@ -15,6 +15,12 @@
 
 namespace hstree::cpu {
 
+// S of D features for each of T trees.
+struct FeatureIndex {
+  const int32_t* index;  // [T, S], or null: all features
+  int64_t trees, features, in_features;
+};
+
 // Pointers and sizes of the arguments, all contiguous. N rows, D features, T trees, M inner nodes of a tree, S
 // features of a tree, V classes, P path entries, L = max_depth.
 struct TreeBatch {
@@ -26,6 +32,8 @@ struct TreeBatch {
   const int32_t* feature_index;  // [T, S] or null
   const int64_t* order;          // [T, N], the result of leaf_order
   int64_t rows, in_features, trees, weight_rows, features, classes, path_size, max_depth;
+
+  FeatureIndex features_of_trees() const { return {feature_index, trees, features, in_features}; }
 };
 
 template <typename T>
@@ -58,18 +66,18 @@ template <typename... Parts>
   throw std::runtime_error(message.str());
 }
 
-// Throws std::runtime_error unless each row of feature_index increases within [0, D).
-void check_feature_index(const TreeBatch& batch);
+// Throws std::runtime_error unless each row of the index increases within [0, D).
+void check_feature_index(const char* op, const FeatureIndex& features);
 
-// The features of each tree. The batch must outlive it.
+// The features of each tree.
 class FeatureSubsets {
  public:
-  explicit FeatureSubsets(const TreeBatch& batch);
+  explicit FeatureSubsets(const FeatureIndex& features);
   FeatureSubset operator[](int64_t t) const;
 
  private:
-  const TreeBatch& batch_;
-  int64_t blocks_;               // of 16 features
+  const FeatureIndex features_;
+  const int64_t blocks_;         // of 16 features
   std::vector<uint16_t> lanes_;  // [T, blocks]
 };
 
@@ -95,7 +103,7 @@ A* scratch(int64_t size) {
 // The plan of each tree, make(table), after checking feature_index.
 template <typename Make>
 auto plans_of_trees(const TreeBatch& batch, const Make& make) {
-  check_feature_index(batch);
+  check_feature_index(batch.op, batch.features_of_trees());
   std::vector<decltype(make(tree_table(batch, 0)))> plans(batch.trees);
   parallel(batch.trees, 1, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) plans[t] = make(tree_table(batch, t));

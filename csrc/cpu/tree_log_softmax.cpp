@@ -99,18 +99,18 @@ class CheckedWalk {
              m.nodes, " nodes or ~class of one of ", m.classes, " classes not met before, got ",
              edges[e].above, ", ", edges[e].below);
       };
-      if (is_group(m, n)) {
+      if (!of_classes(m, n)) use_rows(m, t, visited, n, is_used);
+      if (n.block == class_group) {
         for (int64_t e = n.first_edge; e < n.first_edge + int64_t{n.width}; ++e) {
           const int64_t y = ~int64_t{edges[e].below};
           expect(edges[e].above == visited && y >= 0 && y < m.classes && slot[y] == not_reached, e);
           slot[y] = groups;
-          *member++ = static_cast<int32_t>(y);
+          if (member) *member++ = static_cast<int32_t>(y);
         }
         ++groups;
         found += n.width;
         continue;
       }
-      use_rows(m, t, visited, n, is_used);
       for (int64_t e = n.first_edge + int64_t{n.width} - 1; e >= n.first_edge; --e) {
         const int32_t below = edges[e].below;
         if (below < 0) {
@@ -137,16 +137,18 @@ class CheckedWalk {
   }
 
   // A group whose classes have no rows of score.
-  static bool is_group(const TreeMixture<A>& m, const TreeNode& n) {
+  static bool of_classes(const TreeMixture<A>& m, const TreeNode& n) {
     return m.class_bias && n.block == class_group;
   }
 
+  // Below the root are groups of classes, or binary nodes.
   static void check_node(const TreeMixture<A>& m, int64_t t, const Open& at, const TreeNode& n) {
-    const bool is_wide = n.block == class_group || n.block == wide_root;
-    const bool is_node = is_wide || (n.block == binary_node && n.width == 2);
+    const bool groups = m.class_bias || rows_in(m, class_group) > 0;
+    const bool is_binary = !groups && n.block == binary_node && n.width == 2;
+    const bool is_node = is_binary || n.block == (at.edge < 0 ? wide_root : groups ? class_group : -1);
     const bool has_edges = n.first_edge >= 0 && n.width >= 2 && n.width <= m.edges - n.first_edge;
     const bool has_rows =
-        is_node && n.row >= 0 && rows_of(n) <= (is_group(m, n) ? m.classes : rows_in(m, n.block)) - n.row;
+        is_node && n.row >= 0 && rows_of(n) <= (of_classes(m, n) ? m.classes : rows_in(m, n.block)) - n.row;
     if (has_edges && has_rows && (at.edge < 0 ? n.above < 0 : n.above == at.edge)) return;
     fail(
         m.op, ": node[", t, ", ", at.node,

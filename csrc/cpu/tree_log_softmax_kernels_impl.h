@@ -156,6 +156,31 @@ static inline Vector<A> soft_sum(const A* row, int64_t stride, int64_t width, in
   return sum_of_exponentials<keep_exponentials>(z, width, most);
 }
 
+// The log-softmax of the scores of a node's children, for a group of rows or a single one.
+template <typename A>
+struct LogShares {
+  const A* z;  // [width, W], or [width] of a single row
+  bool single;
+  Vector<A> most, log_sum;
+
+  Vector<A> operator()(int64_t c) const {
+    const Vector<A> score = single ? splat(z[c]) : load(z + c * VectorOf<A>::width);
+    return (score - most) - log_sum;
+  }
+};
+template <bool whole, typename A>
+static inline LogShares<A> log_shares(const A* row, int64_t stride, int64_t width, int64_t count, A* z) {
+  Vector<A> most;
+  if (whole || count > 1) {
+    const Vector<A> sum = soft_sum<whole, false>(row, stride, width, count, z, most);
+    return {z, false, most, log_of_sum(sum)};
+  }
+  A largest;
+  for (int64_t c = 0; c < width; ++c) z[c] = row[c * stride];
+  const Vector<A> log_sum = log_of_sum(splat(sum_of_exponentials(z, width, largest)));
+  return {z, true, splat(largest), log_sum};
+}
+
 // log sigmoid(z) and log sigmoid(-z).
 template <typename A>
 static inline void log_sigmoids(Vector<A> z, Vector<A>& left, Vector<A>& right) {
@@ -183,11 +208,9 @@ static inline void log_sigmoids_ahead(const A* score, const ScoreRows<A>& place,
 // Walks down from the root and calls leaves(classes, values, n) with above + log P_t(class) for a few classes
 // at a time, until all are done, the children of a node from right to left. A stack visits the nodes in
 // preorder. Whether a child is a leaf is unpredictable, so it selects addresses instead of a branch.
-// group(n, value) takes a node with above + log P_t of its path, and returns whether it is a group whose
-// classes are not passed to `leaves`.
-template <bool whole, typename A, typename Leaves, typename Group>
+template <bool whole, typename A, typename Leaves>
 static inline void descend(const TreeMixture<A>& m, const Walk& walk, int64_t t, int64_t begin, int64_t count,
-                           Vector<A> above, A* open, A* z, const Leaves& leaves, const Group& group) {
+                           Vector<A> above, A* open, A* z, const Leaves& leaves) {
   constexpr int64_t W = VectorOf<A>::width;
   const TreeNode* const node = m.node + t * m.nodes;
   const TreeEdge* const edge = m.edge + t * m.edges;
@@ -220,7 +243,6 @@ static inline void descend(const TreeMixture<A>& m, const Walk& walk, int64_t t,
     const A* const row = m.score + place(n);
     top -= W;
     const Vector<A> base = load(static_cast<const A*>(top));
-    if (group(n, base)) continue;
     if (n.block == binary_node) {
       Vector<A> left, right;
       if (!whole && count == 1) {
@@ -232,32 +254,12 @@ static inline void descend(const TreeMixture<A>& m, const Walk& walk, int64_t t,
       reach(child[1].below, base + right);
       reach(child[0].below, base + left);
     } else {
-      Vector<A> most;
-      if (!whole && count == 1) {
-        A largest;
-        for (int64_t c = 0; c < n.width; ++c) z[c] = row[c * m.rows];
-        const Vector<A> log_sum = log_of_sum(splat(sum_of_exponentials(z, n.width, largest)));
-        most = splat(largest);
-        for (int64_t c = n.width - 1; c >= 0; --c) {
-          reach(child[c].below, base + ((splat(z[c]) - most) - log_sum));
-        }
-        continue;
-      }
-      const Vector<A> log_sum = log_of_sum(soft_sum<whole, false>(row, m.rows, n.width, count, z, most));
-      for (int64_t c = n.width - 1; c >= 0; --c) {
-        reach(child[c].below, base + ((load(static_cast<const A*>(z + c * W)) - most) - log_sum));
-      }
+      const LogShares<A> of_child = log_shares<whole>(row, m.rows, n.width, count, z);
+      for (int64_t c = n.width - 1; c >= 0; --c) reach(child[c].below, base + of_child(c));
     }
   }
   leaves(classes, values, found);
 }
-
-struct NoGroups {
-  template <typename V>
-  bool operator()(const TreeNode&, const V&) const {
-    return false;
-  }
-};
 
 // Computes the gradients of the scores from the leaves up, in the opposite order. G of the classes is stored
 // before `leaf`, the last class first. Returns G of the root.
@@ -348,18 +350,17 @@ static void unmix(const TreeMixture<A>& m, const Walk& walk, int64_t begin, int6
   const Vector<A> impossible = splat(static_cast<A>(-__builtin_inf()));
   for (int64_t t = 0; t < m.trees; ++t) {
     A* leaf = below;
-    descend<whole>(
-        m, walk, t, begin, count, gate_of(m, t, begin, count), open, z,
-        [&](const int32_t* classes, const A* values, int64_t n) {
-          for (int64_t i = 0; i < n; ++i, leaf += W) {
-            const Vector<A> value = load(values + i * W);
-            const Vector<A> log_share = value - load(static_cast<const A*>(mixture + classes[i] * W));
-            const Vector<A> share = exponential(log_share > 0 ? Vector<A>{} : log_share);
-            const Vector<A> g = load(static_cast<const A*>(grads + classes[i] * W)) * share;
-            store(leaf, value == impossible ? Vector<A>{} : g);
-          }
-        },
-        NoGroups{});
+    descend<whole>(m, walk, t, begin, count, gate_of(m, t, begin, count), open, z,
+                   [&](const int32_t* classes, const A* values, int64_t n) {
+                     for (int64_t i = 0; i < n; ++i, leaf += W) {
+                       const Vector<A> value = load(values + i * W);
+                       const Vector<A> log_share =
+                           value - load(static_cast<const A*>(mixture + classes[i] * W));
+                       const Vector<A> share = exponential(log_share > 0 ? Vector<A>{} : log_share);
+                       const Vector<A> g = load(static_cast<const A*>(grads + classes[i] * W)) * share;
+                       store(leaf, value == impossible ? Vector<A>{} : g);
+                     }
+                   });
     const Vector<A> total = ascend<whole>(m, walk, t, begin, count, leaf, grad_score, open, z);
     for (int64_t r = 0; r < count; ++r) grad_log_gate[(begin + r) * m.trees + t] = total[r];
   }

@@ -136,57 +136,75 @@ __attribute__((noinline)) static Vector<A> log_of_value(Vector<A> value) {
   return log_of_sum(value, headroom);
 }
 
+// Writes a vector of `lanes` numbers: one of each row, or that of a single row.
+template <typename A>
+static inline void put(A* p, int64_t lanes, Vector<A> v) {
+  if (lanes > 1) return store(p, v);
+  *p = v[0];
+}
+
+// The terms of a tree of a root and groups.
 template <bool whole, typename A>
-static void follow(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& rows, int64_t t,
-                   A* workspace) {
-  constexpr int64_t W = VectorOf<A>::width;
-  const int64_t L = rows.lanes;
-  A* const open = workspace;
-  A* const z = open + walk.open * W;
-  A* const group_z = z + (walk.widest + leaves_at_once) * W;
-  A* shift = rows.shift + t * walk.groups * L;
+static void terms_of_groups(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& rows, int64_t t,
+                            A* z) {
+  const int64_t L = rows.lanes, room = walk.widest + VectorOf<A>::width;
+  const TreeNode* const node = m.node + t * m.nodes;
+  const Vector<A> gate = log_prob::gate_of(m, t, rows.begin, rows.count);
   A* const value = rows.value + (t * (walk.groups + walk.others) + walk.others) * L;
-  A *of_group = value, *of_other = value;
-  const int32_t* classes = walk.member + t * walk.stride;
-  const A* const bias = m.class_bias ? m.class_bias + t * m.classes : nullptr;
+  if (walk.nodes[t] == 0) return put(value - L, L, gate);  // a single class
+  const TreeEdge* const child = m.edge + t * m.edges + node[0].first_edge;
+  const log_prob::ScoreRows<A> place(m, t, rows.begin);
+  const auto of_child =
+      log_prob::log_shares<whole>(m.score + place(node[0]), m.rows, node[0].width, rows.count, z);
+  A* of_other = value;
+  for (int64_t c = node[0].width - 1; c >= 0; --c) {
+    if (child[c].below < 0) put(of_other -= L, L, gate + of_child(c));
+  }
+  const A* const bias = m.class_bias + t * m.classes;
   const A* const factor = rows.factor ? rows.factor + t * walk.stride : nullptr;
-  log_prob::descend<whole>(
-      m, walk, t, rows.begin, rows.count, log_prob::gate_of(m, t, rows.begin, rows.count), open, z,
-      [&](const int32_t*, const A* values, int64_t n) {
-        for (int64_t i = 0; i < n; ++i) {
-          of_other -= L;
-          if (L == W) {
-            store(of_other, load(values + i * W));
-          } else {
-            *of_other = values[i * W];
-          }
-        }
-      },
-      [&](const TreeNode& n, Vector<A> base) {
-        if (n.block != class_group) return false;
-        if (L == W) {
-          store(of_group, base - log_of_group<A>(sum_of_shares<A>(rows.share, factor, classes, n.width)));
-        } else if (factor) {
-          const A sum = sum_of_shares(rows.share, factor, classes, n.width, z, group_z);
-          *of_group = (base - log_of_group<A>(splat(sum)))[0];
-        } else {
-          A most, sum;
-          sum_of_group<A>(m.class_score + rows.begin * m.classes, bias, classes, n.width, group_z, most, sum);
-          *shift = most;
-          *of_group = (base - log_of_sum(splat(sum)))[0];
-        }
-        classes += n.width;
-        shift += L;
-        of_group += L;
-        return true;
-      });
+  const int32_t* classes = walk.member + t * walk.stride;
+  for (int64_t g = 0; g < walk.groups_of[t]; ++g) {
+    const TreeNode& n = node[g + 1];
+    const Vector<A> base = gate + of_child(n.above - node[0].first_edge);
+    Vector<A> log_sum;
+    if (L > 1) {
+      log_sum = log_of_group<A>(sum_of_shares<A>(rows.share, factor, classes, n.width));
+    } else if (factor) {
+      const A sum = sum_of_shares(rows.share, factor, classes, n.width, z + room, z + 2 * room);
+      log_sum = log_of_group<A>(splat(sum));
+    } else {
+      A sum;
+      sum_of_group<A>(m.class_score + rows.begin * m.classes, bias, classes, n.width, z + room,
+                      rows.shift[t * walk.groups + g], sum);
+      log_sum = log_of_sum(splat(sum));
+    }
+    put(value + g * L, L, base - log_sum);
+    classes += n.width;
+  }
+}
+
+// The terms of a tree of binary nodes.
+template <bool whole, typename A>
+static void terms_of_paths(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& rows, int64_t t,
+                           A* open) {
+  constexpr int64_t W = VectorOf<A>::width;
+  A* value = rows.value + (t + 1) * walk.others * rows.lanes;
+  log_prob::descend<whole>(m, walk, t, rows.begin, rows.count,
+                           log_prob::gate_of(m, t, rows.begin, rows.count), open, open + walk.open * W,
+                           [&](const int32_t*, const A* values, int64_t n) {
+                             for (int64_t i = 0; i < n; ++i)
+                               put(value -= rows.lanes, rows.lanes, load(values + i * W));
+                           });
 }
 
 template <typename A>
 static void terms(const TreeMixture<A>& m, const Walk& walk, const RowGroup<A>& rows, int64_t t,
                   A* workspace) {
-  if (rows.count == VectorOf<A>::width) return follow<true>(m, walk, rows, t, workspace);
-  follow<false>(m, walk, rows, t, workspace);
+  const bool whole = rows.count == VectorOf<A>::width;
+  const auto run = m.class_bias ? whole ? terms_of_groups<true, A> : terms_of_groups<false, A>
+                   : whole      ? terms_of_paths<true, A>
+                                : terms_of_paths<false, A>;
+  run(m, walk, rows, t, workspace);
 }
 
 template <typename A>

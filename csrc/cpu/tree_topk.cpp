@@ -36,7 +36,7 @@ class Search {
  public:
   using A = accumulate_t<T>;
 
-  Search(const TreeVectors<T>& vectors, const FeatureSubsets& subsets, const TreeTopk<T>& wanted)
+  Search(const TreeVectors& vectors, const FeatureSubsets& subsets, const TreeTopk<T>& wanted)
       : v_(vectors),
         k_(wanted.k),
         wanted_(wanted),
@@ -163,7 +163,7 @@ class Search {
     if (next >= 0 && next < v_.nodes) paths_.prefetch(t, next);
   }
 
-  const TreeVectors<T>& v_;
+  const TreeVectors& v_;
   const int64_t k_;
   const TreeTopk<T>& wanted_;
   MixtureRow<T> paths_;
@@ -177,13 +177,13 @@ class Search {
 }  // namespace
 
 template <typename T>
-void tree_topk(const TreeVectors<T>& vectors, const TreeTopk<T>& wanted) {
+void tree_topk(const TreeVectors& vectors, const TreeTopk<T>& wanted) {
   each_row<Search<T>>(vectors, wanted);
 }
 
-template void tree_topk<float>(const TreeVectors<float>&, const TreeTopk<float>&);
-template void tree_topk<double>(const TreeVectors<double>&, const TreeTopk<double>&);
-template void tree_topk<BFloat16>(const TreeVectors<BFloat16>&, const TreeTopk<BFloat16>&);
-template void tree_topk<Half>(const TreeVectors<Half>&, const TreeTopk<Half>&);
+template void tree_topk<float>(const TreeVectors&, const TreeTopk<float>&);
+template void tree_topk<double>(const TreeVectors&, const TreeTopk<double>&);
+template void tree_topk<BFloat16>(const TreeVectors&, const TreeTopk<BFloat16>&);
+template void tree_topk<Half>(const TreeVectors&, const TreeTopk<Half>&);
 
 }  // namespace hstree::cpu

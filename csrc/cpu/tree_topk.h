@@ -35,6 +35,6 @@ struct TreeTopk {
 
 // Throws std::runtime_error for tables that are not those of a tree.
 template <typename T>
-void tree_topk(const TreeVectors<T>& vectors, const TreeTopk<T>& wanted);
+void tree_topk(const TreeVectors& vectors, const TreeTopk<T>& wanted);
 
 }  // namespace hstree::cpu

@@ -25,25 +25,13 @@ class TreeRow {
  public:
   using S = Sum<T>;
 
-  // shared: the features of the tree, then all features if groups read others.
-  static __host__ __device__ int64_t shared_sums(const TreeVectors& v) {
-    return v.features + (has_both(v) ? v.in_features : 0);
-  }
-
-  __device__ TreeRow(const TreeVectors& v, int64_t t, int64_t row, S* shared, S* score)
-      : v_(v),
-        t_(t),
-        row_(row),
-        x_(shared),
-        hidden_(has_both(v) ? shared + v.features : shared),
-        score_(score) {
+  // x: room for the features of the tree.
+  __device__ TreeRow(const TreeVectors& v, int64_t t, int64_t row, S* x, S* score)
+      : v_(v), t_(t), row_(row), x_(x), score_(score) {
     const T* const hidden = static_cast<const T*>(v.hidden) + row * v.in_features;
     for (int64_t i = threadIdx.x; i < v.features; i += threads) {
       const int64_t feature = v.feature_index == nullptr ? i : v.feature_index[t * v.features + i];
-      shared[i] = feature < 0 || feature >= v.in_features ? S(NAN) : to_sum(hidden[feature]);
-    }
-    for (int64_t i = threadIdx.x; has_both(v) && i < v.in_features; i += threads) {
-      shared[v.features + i] = to_sum(hidden[i]);
+      x[i] = feature < 0 || feature >= v.in_features ? S(NAN) : to_sum(hidden[feature]);
     }
     __syncthreads();
   }
@@ -52,7 +40,7 @@ class TreeRow {
   __device__ bool is_sound(const TreeNode& n) const {
     if (n.first_edge < 0 || n.width < 2 || n.width > v_.edges - n.first_edge) return false;
     if (n.block == wide_root) return n.width == v_.root_width;
-    if (n.block == class_group) return v_.groups;
+    if (v_.groups) return n.block == class_group;
     return n.block == binary_node && n.width == 2 && n.row >= 0 && n.row < v_.weight_rows;
   }
 
@@ -103,10 +91,6 @@ class TreeRow {
 
  private:
   static constexpr int vector = Aligned ? 16 / sizeof(T) : 1;
-
-  static __host__ __device__ bool has_both(const TreeVectors& v) {
-    return v.feature_index != nullptr && v.groups;
-  }
 
   static __device__ int32_t scores(const TreeNode& n) { return n.block == binary_node ? 1 : n.width; }
 
@@ -165,11 +149,9 @@ class TreeRow {
   template <int Rows>
   __device__ __forceinline__ void products(const TreeNode& n, int64_t begin, int count, int i,
                                            S (&z)[Rows]) const {
-    const bool group = n.block == class_group;
-    const S* const x = group ? hidden_ : x_;
-    const int64_t features = group ? v_.in_features : v_.features;
-    const T* const vectors = static_cast<const T*>(group ? v_.class_weight : v_.weight);
-    const T* const biases = static_cast<const T*>(group ? v_.class_bias : v_.bias);
+    const int64_t features = v_.features;
+    const T* const vectors = static_cast<const T*>(v_.weight);
+    const T* const biases = static_cast<const T*>(v_.bias);
     const T* weight[Rows];
     S bias[Rows];
 #pragma unroll
@@ -177,7 +159,7 @@ class TreeRow {
       const int64_t child = begin + (i + k * warps < count ? i + k * warps : i);
       int64_t row = t_ * v_.weight_rows + n.row, bias_row = row;
       bool exists = true;
-      if (group) {
+      if (v_.groups) {
         row = ~int64_t(v_.edge[t_ * v_.edges + n.first_edge + child].below);
         exists = row >= 0 && row < v_.classes;
         row = exists ? row : 0;
@@ -195,7 +177,7 @@ class TreeRow {
 #pragma unroll
       for (int e = 0; e < vector; ++e) {
 #pragma unroll
-        for (int k = 0; k < Rows; ++k) z[k] += w[k][e] * x[f + e];
+        for (int k = 0; k < Rows; ++k) z[k] += w[k][e] * x_[f + e];
       }
     }
 #pragma unroll
@@ -204,8 +186,8 @@ class TreeRow {
 
   const TreeVectors& v_;
   const int64_t t_, row_;
-  const S *const x_, *const hidden_;  // in shared memory, as the scores
-  S* const score_;                    // [chunk]
+  const S* const x_;  // [features] in shared memory, as the scores
+  S* const score_;    // [chunk]
   int64_t held_edge_ = -1, held_begin_ = -1;
 };
 
@@ -318,26 +300,18 @@ __global__ void __launch_bounds__(threads)
   log_prob[i] = largest + S(log(sum));
 }
 
-// Whether all weight rows can be read in 16 bytes.
-template <typename T>
-bool all_aligned(const TreeVectors& v) {
-  return aligned<T>(v.weight, v.features, 16) && (!v.groups || aligned<T>(v.class_weight, v.in_features, 16));
-}
-
 }  // namespace
 
 void sample(ScalarType type, const TreeVectors& v, const int64_t* seed, int64_t n, int64_t* index,
             void* workspace, void* log_prob, cudaStream_t stream) {
   if (v.rows * n == 0) return;
-  dispatch(type, [&](auto tag) {
+  dispatch_aligned(type, v.weight, v.features, [&](auto tag, auto is_aligned) {
     using T = typename decltype(tag)::type;
     using S = Sum<T>;
-    const size_t bytes = TreeRow<T, true>::shared_sums(v) * sizeof(S);
-    const auto [draw, class_path] = all_aligned<T>(v)
-                                        ? std::pair(&draw_kernel<T, true>, &class_path_kernel<T, true>)
-                                        : std::pair(&draw_kernel<T, false>, &class_path_kernel<T, false>);
-    launch(draw, grid_size(v.rows * n), threads, bytes, stream, v, seed, n, index);
-    launch(class_path, grid_size(v.rows * n * v.trees), threads, bytes, stream, v, n,
+    constexpr bool vectors = decltype(is_aligned)::value;
+    const size_t bytes = v.features * sizeof(S);
+    launch(draw_kernel<T, vectors>, grid_size(v.rows * n), threads, bytes, stream, v, seed, n, index);
+    launch(class_path_kernel<T, vectors>, grid_size(v.rows * n * v.trees), threads, bytes, stream, v, n,
            static_cast<const int64_t*>(index), workspace);
     launch(mixture_kernel<S>, grid_size(divide_up(v.rows * n, threads)), threads, 0, stream, v, n,
            static_cast<const S*>(workspace), static_cast<S*>(log_prob));

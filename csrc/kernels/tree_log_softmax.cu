@@ -75,8 +75,10 @@ __global__ void __launch_bounds__(threads) place_kernel(Mixture<S> m) {
   // A node below has a higher number, so that every way up ends at node 0.
   if (edge.below < 0 ? ~edge.below >= m.classes : edge.below <= edge.above || edge.below >= m.nodes) return;
   const TreeNode node = m.node[t * m.nodes + edge.above];
-  if (node.block < binary_node || node.block > wide_root || node.row < 0) return;
   const bool binary = node.block == binary_node;
+  // Below the root are groups of classes, or binary nodes.
+  const bool is_below = node.block == (m.class_bias ? class_group : binary_node);
+  if (!(edge.above == 0 ? node.block == wide_root || (binary && is_below) : is_below) || node.row < 0) return;
   const int64_t child = i - t * m.edges - node.first_edge;
   const bool of_group = m.is_group(node);
   const int64_t row = of_group ? m.score_rows : binary ? node.row : m.root_begin + node.row + child;

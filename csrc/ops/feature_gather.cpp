@@ -53,13 +53,7 @@ Tensor gather_backward(const Tensor& grad, const Tensor& feature_index, int64_t 
 
 #ifndef HSTREE_CUDA_ONLY
 void check_index_values(const GatherArguments& a) {
-  cpu::TreeBatch batch{};
-  batch.op = a.op;
-  batch.feature_index = const_data<int32_t>(a.index);
-  batch.trees = a.trees();
-  batch.features = a.features();
-  batch.in_features = a.in_features;
-  cpu::check_feature_index(batch);
+  cpu::check_feature_index(a.op, {const_data<int32_t>(a.index), a.trees(), a.features(), a.in_features});
 }
 
 Tensor gather_cpu(const GatherArguments& a) {

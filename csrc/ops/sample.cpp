@@ -48,7 +48,7 @@ std::tuple<Tensor, Tensor> draw(const Tensor& hidden, const std::optional<Tensor
 void draw_cpu(const TreeTensors& tensors, const Draws& draws) {
   dispatch(tensors.type, [&](auto element) {
     using T = decltype(element);
-    cpu::sample<T>(tree_vectors<T>(tensors, 1 / draws.temperature),
+    cpu::sample<T>(tree_vectors(tensors, 1 / draws.temperature),
                    {static_cast<uint64_t>(*const_data<int64_t>(draws.seed)), draws.n,
                     data<int64_t>(draws.index), data<cpu::accumulate_t<T>>(draws.log_prob)});
   });
@@ -65,35 +65,10 @@ STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
 #endif
 
 #ifdef HSTREE_CUDA
-TreeVectors vectors_of(const TreeTensors& tensors, double temperature) {
-  return {tensors.hidden.const_data_ptr(),
-          const_data<void>(tensors.weight),
-          const_data<void>(tensors.bias),
-          tensors.weight_rows(),
-          tensors.class_weight.has_value(),
-          const_data<void>(tensors.class_weight),
-          const_data<void>(tensors.class_bias),
-          const_data<void>(tensors.root_log_prob),
-          tensors.root_log_prob ? tensors.root_log_prob->size(2) : 0,
-          tensors.log_gate.const_data_ptr(),
-          const_data<int32_t>(tensors.feature_index),
-          const_data<TreeNode>(tensors.node),
-          const_data<TreeEdge>(tensors.edge),
-          const_data<int32_t>(tensors.leaf_edge),
-          tensors.rows(),
-          tensors.hidden.size(1),
-          tensors.trees(),
-          tensors.features(),
-          tensors.node.size(1),
-          tensors.edge.size(1),
-          tensors.classes(),
-          1 / temperature};
-}
-
 void draw_cuda(const TreeTensors& tensors, const Draws& draws) {
   const CudaCall call(tensors.hidden);
   const Tensor workspace = empty(tensors.hidden, {tensors.rows(), draws.n, tensors.trees()}, tensors.sums);
-  sample(tensors.type, vectors_of(tensors, draws.temperature), const_data<int64_t>(draws.seed), draws.n,
+  sample(tensors.type, tree_vectors(tensors, 1 / draws.temperature), const_data<int64_t>(draws.seed), draws.n,
          data<int64_t>(draws.index), workspace.mutable_data_ptr(), draws.log_prob.mutable_data_ptr(),
          call.stream());
 }

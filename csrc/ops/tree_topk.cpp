@@ -27,7 +27,7 @@ std::tuple<Tensor, Tensor> tree_topk_cpu(const Tensor& hidden, const std::option
   const Tensor index = empty(hidden, {tensors.rows(), k}, Dtype::Long);
   dispatch(tensors.type, [&](auto element) {
     using T = decltype(element);
-    cpu::tree_topk<T>(tree_vectors<T>(tensors),
+    cpu::tree_topk<T>(tree_vectors(tensors),
                       {k, data<cpu::accumulate_t<T>>(log_prob), data<int64_t>(index), most_scored});
   });
   return {log_prob, index};

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "cpu/mixture_row.h"
+#include "kernels/tree_vectors.h"
 #include "ops/tensor.h"
 
 namespace hstree {
@@ -19,8 +19,8 @@ struct TreeTensors {
   ScalarType type;
   Dtype sums;
   Tensor hidden;
-  std::optional<Tensor> weight, bias;              // of the binary nodes
-  std::optional<Tensor> class_weight, class_bias;  // of the classes in groups
+  bool groups;                         // below the root are groups of classes, or binary nodes
+  std::optional<Tensor> weight, bias;  // of the classes, or of the nodes
   std::optional<Tensor> root_log_prob;
   Tensor log_gate;
   std::optional<Tensor> feature_index;
@@ -30,7 +30,7 @@ struct TreeTensors {
   int64_t trees() const { return log_gate.size(1); }
   int64_t classes() const { return leaf_edge.size(1); }
   int64_t features() const { return feature_index ? feature_index->size(1) : hidden.size(1); }
-  int64_t weight_rows() const { return weight ? weight->size(1) : 0; }
+  int64_t weight_rows() const { return weight && !groups ? weight->size(1) : 0; }
 };
 
 inline Tensor checked_tree_table(const char* op, const char* name, const Tensor& tensor, const Tensor& hidden,
@@ -112,41 +112,36 @@ inline TreeTensors tree_tensors(const char* op, const Tensor& hidden, const std:
     check_size(op, "class_weight", *class_weight, 0, classes, "classes of leaf_edge");
     check_size(op, "class_weight", *class_weight, 1, hidden.size(1), "features of hidden");
   }
+  check(!weight || !class_weight, op, ": class_weight: expected None with weight: below the roots are ",
+        "binary nodes or groups of classes");
+  const bool groups = class_weight.has_value();
   return {op,
           type,
           sums,
           torch::stable::contiguous(hidden),
-          contiguous(weight),
-          contiguous(bias),
-          contiguous(class_weight),
-          contiguous(class_bias),
+          groups,
+          contiguous(groups ? class_weight : weight),
+          contiguous(groups ? class_bias : bias),
           contiguous(root_log_prob),
           torch::stable::contiguous(log_gate),
-          index,
+          groups ? std::nullopt : index,  // groups read all features
           nodes,
           edges,
           leaves};
 }
 
-template <typename T>
-cpu::TreeVectors<T> tree_vectors(const TreeTensors& tensors, double sharpness = 1) {
-  using A = cpu::accumulate_t<T>;
-  static const T nothing{};  // an empty tensor has no address, but it is there
-  const auto at = [](const std::optional<Tensor>& tensor) {
-    const T* const address = tensor ? const_data<T>(*tensor) : nullptr;
-    return tensor && !address ? &nothing : address;
-  };
+// sharpness: 1 / temperature.
+inline TreeVectors tree_vectors(const TreeTensors& tensors, double sharpness = 1) {
   return {tensors.op,
-          const_data<T>(tensors.hidden),
-          at(tensors.weight),
-          at(tensors.bias),
+          tensors.hidden.const_data_ptr(),
+          const_data<void>(tensors.weight),
+          const_data<void>(tensors.bias),
           tensors.weight_rows(),
-          at(tensors.class_weight),
-          at(tensors.class_bias),
-          tensors.root_log_prob ? const_data<A>(*tensors.root_log_prob) : nullptr,
+          tensors.groups,
+          const_data<void>(tensors.root_log_prob),
           tensors.root_log_prob ? tensors.root_log_prob->size(2) : 0,
-          const_data<A>(tensors.log_gate),
-          tensors.feature_index ? const_data<int32_t>(*tensors.feature_index) : nullptr,
+          tensors.log_gate.const_data_ptr(),
+          const_data<int32_t>(tensors.feature_index),
           const_data<TreeNode>(tensors.node),
           const_data<TreeEdge>(tensors.edge),
           const_data<int32_t>(tensors.leaf_edge),
@@ -157,7 +152,7 @@ cpu::TreeVectors<T> tree_vectors(const TreeTensors& tensors, double sharpness = 
           tensors.node.size(1),
           tensors.edge.size(1),
           tensors.classes(),
-          static_cast<A>(sharpness)};
+          sharpness};
 }
 
 }  // namespace hstree

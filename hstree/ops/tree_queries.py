@@ -266,9 +266,10 @@ def tree_topk(
             edge has log-probability log sigmoid(z), the right edge log sigmoid(-z), with
             z = dot(w, x) + b.
         bias: biases of the binary nodes, b [T, M], or None.
-        class_weight: vectors of the classes in groups, [V, D], or None. They are shared by all
-            trees and read all features; each product with a row of ``hidden`` is computed once.
-            The classes of a group have the log-softmax of their scores.
+        class_weight: vectors of the classes in groups, [V, D], or None, as with ``weight``: below
+            the roots are binary nodes or groups. They are shared by all trees and read all
+            features; each product with a row of ``hidden`` is computed once. The classes of a group
+            have the log-softmax of their scores.
         class_bias: biases of the classes in groups, [T, V], or None.
         root_log_prob: log-probabilities of the children of a wide root, [T, N, C], or None; dtype
             of ``log_gate``. Each wide root has C children.

@@ -558,7 +558,9 @@ def test_one_of_score_and_bias(missing: str) -> None:
         ("node", (2, 2), 6, r"node\[0, 2\]: expected a block"),
         ("node", (2, 3), 2**31 - 1, r"node\[0, 2\]: expected a block"),
         ("node", (2, 4), 0, r"node\[0, 2\]: expected .* the edge above it, 1, got 1, 2, 5, 3, 0"),
-        ("node", (1, 0), 0, r"node\[0, 1\]: expected a block"),  # binary, without a row
+        ("node", (0, 0), 1, r"node\[0, 0\]: expected a block"),
+        ("node", (1, 0), 2, r"node\[0, 1\]: expected a block"),
+        ("node", (1, 0), 0, r"node\[0, 1\]: expected a block"),  # binary
         ("edge", (1, 1), 0, r"edge\[0, 1\]: expected node 0 above.* not met before, got 0, 0"),
         ("edge", (5, 1), 1, r"edge\[0, 5\]: expected node 2 above.* got 2, 1"),  # a node
         ("edge", (5, 1), ~6, r"edge\[0, 5\]: expected node 2 above.* one of 6 classes"),
@@ -571,7 +573,7 @@ def test_bad_table_of_groups(table: str, place: tuple[int, int], value: int, mat
     nodes = [(2, 0, 0, 3, -1), (1, 0, 3, 2, 0), (1, 2, 5, 3, 1)]
     edges = [(0, 1), (0, 2), (0, ~5), (1, ~0), (1, ~1), (2, ~2), (2, ~3), (2, ~4)]
     batch = replace(
-        by_hand(nodes, edges, (0, 3), 6),
+        by_hand(nodes, edges, (1, 3), 6),  # and the score of a binary node
         class_score=torch.zeros(3, 6),
         class_bias=torch.zeros(1, 6),
     )

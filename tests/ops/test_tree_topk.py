@@ -18,7 +18,16 @@ from hstree.ops import tree_topk
 from hstree.trees import build_ensemble
 from ops.apart import apart, every_instruction_set, outcomes, with_instruction_set
 from ops.cases import DTYPES, threads
-from ops.mixtures import MIXTURES, Mixture, corrupted, draw, every_mixture, huffman, walked
+from ops.mixtures import (
+    MIXTURES,
+    Mixture,
+    corrupted,
+    draw,
+    every_mixture,
+    huffman,
+    two_levels,
+    walked,
+)
 
 
 def topk(mixture: Mixture, k: int) -> tuple[Tensor, Tensor]:
@@ -206,6 +215,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"feature_index": torch.zeros(3, 17).int()},
         r"feature_index\[0, 1\]: expected a value in \[1, 19\)",
     ),
+    "two shapes": (
+        {"class_weight": torch.zeros(37, 19).double()},
+        "class_weight: expected None with weight: below the roots are binary nodes or groups",
+    ),
     "node": ({"node": torch.zeros(3, 36, 4).int()}, "node: expected size 5"),
     "edge": ({"edge": torch.zeros(3, 72, 2)}, "edge: expected dtype Int, got Float"),
     "no nodes": ({"node": torch.zeros(3, 0, 5).int()}, "node: expected at least one node"),
@@ -222,6 +235,14 @@ def test_wrong_arguments(name: str) -> None:
     mixture = replace(draw(huffman(37, 3), subset=17), **changes)
     with pytest.raises(RuntimeError, match=f"hstree::tree_topk: {message}"):
         topk(mixture, 38 if name == "k" else 5)
+
+
+def test_binary_node_beside_groups() -> None:
+    mixture = draw(two_levels(20, 2, 2), groups=True)
+    node = mixture.node.clone()
+    node[0, 1, 0] = 0
+    with pytest.raises(RuntimeError, match=r"hstree::tree_topk: node\[0, 1\]: expected a block"):
+        topk(replace(mixture, node=node), 20)
 
 
 def corrupt_tables() -> tuple[int, int]:
