@@ -8,30 +8,99 @@
 namespace hstree::cpu {
 namespace {
 
-PathPlan path_plan(const char* op, const TreeTable& table, const int64_t* target, int64_t batch_rows) {
+struct KeyedRow {
+  uint32_t key;
+  int32_t row;
+};
+
+// Stable least-significant-digit radix sort; keys below 2^bits.
+void sort_by_key(std::vector<KeyedRow>& rows, int bits) {
+  constexpr int digit = 11;
+  if (rows.size() < 128) {  // the counts would take longer
+    std::stable_sort(rows.begin(), rows.end(), [](KeyedRow a, KeyedRow b) { return a.key < b.key; });
+    return;
+  }
+  std::vector<KeyedRow> other(rows.size());
+  for (int shift = 0; shift < bits; shift += digit) {
+    uint32_t count[(1 << digit) + 1] = {};
+    for (const KeyedRow& r : rows) ++count[((r.key >> shift) & ((1 << digit) - 1)) + 1];
+    for (int d = 0; d < 1 << digit; ++d) count[d + 1] += count[d];
+    for (const KeyedRow& r : rows) other[count[(r.key >> shift) & ((1 << digit) - 1)]++] = r;
+    rows.swap(other);
+  }
+}
+
+void check_target(const char* op, int64_t classes, int64_t row, int64_t target) {
+  if (target >= classes) {
+    fail(op, ": target[", row, "]: expected less than ", classes, " (the number of classes), got ", target);
+  }
+}
+
+// A stable sort of the rows by the leaves of their targets, into order [N]. Rows with a negative target come last.
+void sort_by_leaf(const char* op, const int32_t* leaf_position, int64_t classes, const int64_t* target,
+                  int64_t rows, int64_t* order) {
+  std::vector<KeyedRow> sorted;
+  sorted.reserve(rows);
+  uint32_t largest = 0;
+  int64_t last = rows;
+  for (int64_t i = rows - 1; i >= 0; --i) {
+    if (target[i] < 0) order[--last] = i;
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t y = target[i];
+    if (y < 0) continue;
+    check_target(op, classes, i, y);
+    const uint32_t key = static_cast<uint32_t>(leaf_position[y]);
+    largest = std::max(largest, key);
+    sorted.push_back({key, static_cast<int32_t>(i)});
+  }
+  int bits = 0;
+  while (bits < 32 && largest >> bits) ++bits;
+  sort_by_key(sorted, bits);
+  for (size_t j = 0; j < sorted.size(); ++j) order[j] = sorted[j].row;
+}
+
+PathPlan path_plan(const TreeBatch& batch, int64_t t) {
+  const char* const op = batch.op;
+  const int64_t* const order = batch.order + t * batch.rows;
+  const int64_t* const path_offset = batch.path_offset + t * (batch.classes + 1);
   PathPlan plan;
-  plan.row = rows_in_leaf_order(op, table, target, batch_rows);
-  const std::vector<PathSpan> spans = path_spans(op, table, target, plan.row);
+  plan.row.reserve(batch.rows);
+  for (int64_t j = 0; j < batch.rows; ++j) {
+    const int64_t i = order[j];
+    if (i < 0 || i >= batch.rows) fail(op, ": order: expected rows in [0, ", batch.rows, "), got ", i);
+    if (batch.target[i] < 0) continue;
+    check_target(op, batch.classes, i, batch.target[i]);
+    plan.row.push_back(static_cast<int32_t>(i));
+  }
   const int64_t n = plan.rows();
+  std::vector<PathSpan> spans(n);
   plan.offset.resize(n + 1);
   plan.shared.resize(n + 1);
   plan.slot.resize(n + 1);
   for (int64_t j = 0; j < n; ++j) {
-    const int64_t length = spans[j].end - spans[j].begin;
-    if (length > table.max_depth) {
-      fail(op, ": max_depth: the path of class ", target[plan.row[j]], " has ", length,
-           " nodes, got max_depth = ", table.max_depth);
+    const int64_t y = batch.target[plan.row[j]];
+    const PathSpan span = {path_offset[y], path_offset[y + 1]};
+    if (span.begin < 0 || span.end < span.begin || span.end > batch.path_size) {
+      fail(op, ": path_offset of class ", y, ": expected an interval within [0, ", batch.path_size,
+           "], got [", span.begin, ", ", span.end, ")");
     }
+    const int64_t length = span.end - span.begin;
+    if (length > batch.max_depth) {
+      fail(op, ": max_depth: the path of class ", y, " has ", length,
+           " nodes, got max_depth = ", batch.max_depth);
+    }
+    spans[j] = span;
     plan.longest = std::max(plan.longest, length);
     plan.offset[j + 1] = plan.offset[j] + length;
   }
   plan.entry.resize(plan.offset[n]);
   const int64_t invalid = chosen_kernels<PathKernels<float>>().copy_paths(
-      {table.path, spans.data(), n, table.weight_rows, plan.offset.data(), plan.entry.data(),
+      {batch.path, spans.data(), n, batch.weight_rows, plan.offset.data(), plan.entry.data(),
        plan.shared.data()});
   if (invalid >= 0) {
-    fail(op, ": path[", invalid, "]: expected a node in [0, ", table.weight_rows, "), got ",
-         table.path[invalid] >> 1);
+    fail(op, ": path[", invalid, "]: expected a node in [0, ", batch.weight_rows, "), got ",
+         batch.path[invalid] >> 1);
   }
   for (int64_t j = 0; j < n; ++j) {
     plan.slot[j + 1] = plan.slot[j] + plan.offset[j + 1] - plan.offset[j] - plan.shared[j];
@@ -166,9 +235,28 @@ void parallel_rows(const std::vector<PathPlan>& plans, int64_t first, int64_t la
 
 }  // namespace
 
+void leaf_order(const TreeBatch& batch, int64_t* order) {
+  parallel(batch.trees, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      sort_by_leaf(batch.op, batch.leaf_position + t * batch.classes, batch.classes, batch.target, batch.rows,
+                   order + t * batch.rows);
+    }
+  });
+}
+
 std::vector<PathPlan> path_plans(const TreeBatch& batch) {
-  return plans_of_trees(
-      batch, [&](const TreeTable& table) { return path_plan(batch.op, table, batch.target, batch.rows); });
+  check_feature_index(batch.op, batch.features_of_trees());
+  std::vector<PathPlan> plans(batch.trees);
+  parallel(batch.trees, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) plans[t] = path_plan(batch, t);
+  });
+  return plans;
+}
+
+int64_t visited(const std::vector<PathPlan>& plans) {
+  int64_t total = 0;
+  for (const PathPlan& plan : plans) total += plan.visited;
+  return total;
 }
 
 void visited_index(const std::vector<PathPlan>& plans, int64_t* index) {

@@ -33,8 +33,15 @@ struct PathPlan {
   int64_t rows() const { return static_cast<int64_t>(row.size()); }
 };
 
+// The rows of the batch in the order of their leaves in each tree: the rows below any inner node are consecutive. Those
+// with a negative target come last. order [T, N]. Throws std::runtime_error for a target out of range.
+void leaf_order(const TreeBatch& batch, int64_t* order);
+
 // The plan of each tree. Throws std::runtime_error for a target or an entry of the tables that is out of range.
 std::vector<PathPlan> path_plans(const TreeBatch& batch);
+
+// Total number of weight rows that the trees visit.
+int64_t visited(const std::vector<PathPlan>& plans);
 
 // tree and node of each visited node, in the order of the row-sparse gradient. index [2, nnz].
 void visited_index(const std::vector<PathPlan>& plans, int64_t* index);

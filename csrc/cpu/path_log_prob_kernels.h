@@ -6,7 +6,6 @@
 
 #include "cpu/elements.h"
 #include "cpu/features.h"
-#include "cpu/leaf_order.h"
 
 namespace hstree::cpu {
 
@@ -39,6 +38,11 @@ constexpr int tile_rows = 4;
 inline int64_t gradients_scratch(int64_t longest, int64_t features) {
   return (longest + 2 * tile_rows) * workspace_stride(features);
 }
+
+// The entries of a class's path.
+struct PathSpan {
+  int64_t begin, end;
+};
 
 // The destination of the copied paths of a tree's rows (arrays of PathPlan).
 struct PathCopies {

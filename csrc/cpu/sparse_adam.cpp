@@ -15,8 +15,7 @@ void check_range(const char* op, int dim, const int64_t* index, int64_t i, int64
   fail(op, ": index[", dim, ", ", i, "]: expected a value in [0, ", size, "), got ", index[i]);
 }
 
-template <typename T>
-void check_index(const char* op, const SparseAdam<T>& tensors) {
+void check_index(const char* op, const SparseAdam& tensors) {
   int64_t before = -1;
   for (int64_t i = 0; i < tensors.visited; ++i) {
     if (tensors.outer) check_range(op, 0, tensors.outer, i, tensors.outer_size);
@@ -33,16 +32,16 @@ void check_index(const char* op, const SparseAdam<T>& tensors) {
 }  // namespace
 
 template <typename T>
-void sparse_adam(const char* op, const SparseAdam<T>& tensors, const AdamRule& rule) {
+void sparse_adam(const char* op, const SparseAdam& tensors) {
   check_index(op, tensors);
-  const SparseAdamKernel<T> kernel = chosen_kernels<SparseAdamKernel<T>>();
+  const auto run = chosen_kernels<SparseAdamKernel<T>>().run;
   const int64_t grain = 1 + fewest_elements / std::max<int64_t>(tensors.features, 1);
-  on_threads(tensors.visited, grain, [&](int64_t begin, int64_t end) { kernel(tensors, rule, begin, end); });
+  on_threads(tensors.visited, grain, [&](int64_t begin, int64_t end) { run(tensors, begin, end); });
 }
 
-template void sparse_adam<float>(const char*, const SparseAdam<float>&, const AdamRule&);
-template void sparse_adam<double>(const char*, const SparseAdam<double>&, const AdamRule&);
-template void sparse_adam<BFloat16>(const char*, const SparseAdam<BFloat16>&, const AdamRule&);
-template void sparse_adam<Half>(const char*, const SparseAdam<Half>&, const AdamRule&);
+template void sparse_adam<float>(const char*, const SparseAdam&);
+template void sparse_adam<double>(const char*, const SparseAdam&);
+template void sparse_adam<BFloat16>(const char*, const SparseAdam&);
+template void sparse_adam<Half>(const char*, const SparseAdam&);
 
 }  // namespace hstree::cpu

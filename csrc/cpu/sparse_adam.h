@@ -19,27 +19,14 @@
 
 namespace hstree::cpu {
 
-template <typename T>
-struct SparseAdam {
-  const int64_t* outer;  // [nnz] in [0, outer_size); null: all 0
-  const int64_t* inner;  // [nnz] in [0, inner_size)
-  int64_t outer_size;
-  int64_t inner_size;
-  int64_t visited;   // nnz
-  int64_t features;  // S
-  const T* values;   // [nnz, S]
-  T* weight;         // [outer_size, inner_size, S]
-  accumulate_t<T>* exp_avg;
-  accumulate_t<T>* exp_avg_sq;
-};
-
 // Throws std::runtime_error, before anything is written, if the index is out of range or not increasing.
 template <typename T>
-void sparse_adam(const char* op, const SparseAdam<T>& tensors, const AdamRule& rule);
+void sparse_adam(const char* op, const SparseAdam& tensors);
 
 // The visited rows begin <= i < end.
 template <typename T>
-using SparseAdamKernel = void (*)(const SparseAdam<T>& tensors, const AdamRule& rule, int64_t begin,
-                                  int64_t end);
+struct SparseAdamKernel {
+  void (*run)(const SparseAdam& tensors, int64_t begin, int64_t end);
+};
 
 }  // namespace hstree::cpu

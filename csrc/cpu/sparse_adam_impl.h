@@ -64,20 +64,22 @@ struct AdamStep {
   }
 };
 
-template <typename T>
-static inline int64_t visited_row(const SparseAdam<T>& tensors, int64_t i) {
+static inline int64_t visited_row(const SparseAdam& tensors, int64_t i) {
   return (tensors.outer ? tensors.outer[i] * tensors.inner_size : 0) + tensors.inner[i];
 }
 
 // Short rows that are consecutive in memory are updated as one. Meanwhile the next row is prefetched, a few
 // lines at a time, because more would stall.
 template <typename T>
-static void sparse_adam(const SparseAdam<T>& tensors, const AdamRule& rule, int64_t begin, int64_t end) {
+static void sparse_adam(const SparseAdam& tensors, int64_t begin, int64_t end) {
   using A = accumulate_t<T>;
   constexpr int64_t width = VectorOf<A>::width;
   constexpr int64_t longest = 64;  // largest number of elements in rows that are updated as one
   const int64_t features = tensors.features;
-  const AdamStep<A> step(rule);
+  const AdamStep<A> step(tensors.rule);
+  const T* const values = static_cast<const T*>(tensors.values);
+  T* const weights = static_cast<T*>(tensors.weight);
+  A *const means = static_cast<A*>(tensors.exp_avg), *const squares = static_cast<A*>(tensors.exp_avg_sq);
   for (int64_t i = begin; i < end;) {
     const int64_t row = visited_row(tensors, i);
     int64_t rows = 1;
@@ -87,15 +89,14 @@ static void sparse_adam(const SparseAdam<T>& tensors, const AdamRule& rule, int6
     }
     const int64_t count = rows * features, place = row * features;
     const int64_t ahead = i + rows < end ? visited_row(tensors, i + rows) * features : place;
-    const T* g = tensors.values + i * features;
-    T* w = tensors.weight + place;
-    A* m = tensors.exp_avg + place;
-    A* v = tensors.exp_avg_sq + place;
+    const T* g = values + i * features;
+    T* w = weights + place;
+    A *m = means + place, *v = squares + place;
     int64_t s = 0;
     for (; s + width <= count; s += width) {
-      __builtin_prefetch(tensors.weight + ahead + s, 1);
-      __builtin_prefetch(tensors.exp_avg + ahead + s, 1);
-      __builtin_prefetch(tensors.exp_avg_sq + ahead + s, 1);
+      __builtin_prefetch(weights + ahead + s, 1);
+      __builtin_prefetch(means + ahead + s, 1);
+      __builtin_prefetch(squares + ahead + s, 1);
       Vector<A> weight = load(w + s), mean = load(m + s), square = load(v + s);
       step(load(g + s), weight, mean, square);
       store(w + s, weight);
@@ -116,7 +117,7 @@ static void sparse_adam(const SparseAdam<T>& tensors, const AdamRule& rule, int6
 }
 
 template <typename T>
-static constexpr SparseAdamKernel<T> sparse_adam_kernel = sparse_adam<T>;
+static constexpr SparseAdamKernel<T> sparse_adam_kernel = {sparse_adam<T>};
 
 }  // namespace HSTREE_CAPABILITY
 

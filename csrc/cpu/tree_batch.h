@@ -9,7 +9,6 @@
 
 #include "cpu/elements.h"
 #include "cpu/features.h"
-#include "cpu/leaf_order.h"
 #include "cpu/parallel.h"
 #include "cpu/recycled_memory.h"
 
@@ -81,42 +80,12 @@ class FeatureSubsets {
   std::vector<uint16_t> lanes_;  // [T, blocks]
 };
 
-inline TreeTable tree_table(const TreeBatch& batch, int64_t t) {
-  return {batch.path_offset + t * (batch.classes + 1),
-          batch.path,
-          batch.leaf_position + t * batch.classes,
-          batch.order + t * batch.rows,
-          batch.classes,
-          batch.path_size,
-          batch.weight_rows,
-          batch.max_depth};
-}
-
 // A thread's workspace, kept between calls: page faults of fresh memory would cost more than the sums.
 template <typename A, int which>
 A* scratch(int64_t size) {
   thread_local std::vector<A> buffer;
   if (static_cast<int64_t>(buffer.size()) < size) buffer.resize(size);
   return buffer.data();
-}
-
-// The plan of each tree, make(table), after checking feature_index.
-template <typename Make>
-auto plans_of_trees(const TreeBatch& batch, const Make& make) {
-  check_feature_index(batch.op, batch.features_of_trees());
-  std::vector<decltype(make(tree_table(batch, 0)))> plans(batch.trees);
-  parallel(batch.trees, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) plans[t] = make(tree_table(batch, t));
-  });
-  return plans;
-}
-
-// Total number of weight rows that the trees visit.
-template <typename Plan>
-int64_t visited(const std::vector<Plan>& plans) {
-  int64_t total = 0;
-  for (const Plan& plan : plans) total += plan.visited;
-  return total;
 }
 
 // Uninitialized memory for one call, too large to be kept by a thread.

@@ -28,13 +28,6 @@ static inline Vector<double> log_of_sum(Vector<double> s, int powers = 0) {
   return s <= __DBL_MAX__ ? value : s;
 }
 
-// log(exp(a) + exp(b)); -inf if both are.
-template <typename A>
-static inline Vector<A> log_add(Vector<A> a, Vector<A> b) {
-  const Vector<A> distance = a == b ? Vector<A>{} : -magnitude(a - b);
-  return (a > b ? a : b) + log1p_unit(exponential(distance));
-}
-
 // The addresses of the rows of a node's scores, and of their gradients.
 template <typename A>
 struct ScoreRows {

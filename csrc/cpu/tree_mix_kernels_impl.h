@@ -1,6 +1,7 @@
 // Body of the forward kernels of log_prob, under the rules of vector_impl.h. A vector holds one number of each of
 // a group of rows, or, for a single row, that of adjacent classes. Both add in the same order: the results have
 // the same bits.
+#include "cpu/mixture_row_kernels_impl.h"
 #include "cpu/tree_log_softmax_kernels_impl.h"
 
 namespace hstree::cpu {
@@ -9,6 +10,7 @@ namespace mixture {
 
 using log_prob::log_of_sum;
 using log_prob::sum_of_exponentials;
+using mixture_row::largest;
 
 // The largest score of a group and the sum of exp(score - largest), for one row: score [V]. z holds the
 // group's scores.
@@ -61,21 +63,6 @@ static inline Vector<A> log_sum_exp(const A* term, int64_t trees) {
 }
 
 constexpr double least_factor = 1e-12;  // least_factor times least_sum is a normal float
-
-template <typename A>
-static inline A largest(const A* values, int64_t count) {
-  constexpr int64_t W = VectorOf<A>::width;
-  Vector<A> mosts = splat(static_cast<A>(-__builtin_inf()));
-  A most = mosts[0];
-  int64_t y = 0;
-  for (; y + W <= count; y += W) {
-    const Vector<A> some = load(values + y);
-    mosts = some > mosts ? some : mosts;
-  }
-  for (int64_t i = 0; i < W; ++i) most = mosts[i] > most ? mosts[i] : most;
-  for (; y < count; ++y) most = values[y] > most ? values[y] : most;
-  return most;
-}
 
 template <typename A>
 static bool factors(const TreeMixture<A>& m, const Walk& walk, A* factor) {

@@ -152,18 +152,6 @@ PathGradientResult path_backward(const Tensor& grad_log_prob, const Tensor& hidd
 }
 
 #ifndef HSTREE_CUDA_ONLY
-// The rows of the batch in the order of their leaves, [T, N].
-Tensor leaf_order(const PathArguments& a) {
-  const Tensor order = empty(a.hidden, {a.trees(), a.rows()}, Dtype::Long);
-  cpu::parallel(a.trees(), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      cpu::leaf_order(a.op, const_data<int32_t>(a.leaf_position) + t * a.classes(), a.classes(),
-                      const_data<int64_t>(a.target), a.rows(), data<int64_t>(order) + t * a.rows());
-    }
-  });
-  return order;
-}
-
 cpu::TreeBatch tree_batch(const PathArguments& a, const Tensor& order) {
   return {a.op,
           const_data<int64_t>(a.target),
@@ -186,12 +174,14 @@ PathResult path_log_prob_cpu(const PathArguments& a) {
   const Dtype sums = accumulate_dtype(a.hidden);
   const Tensor log_prob = zeros(a.hidden, {a.rows(), a.trees()}, sums);
   const Tensor score = zeros(a.hidden, {a.rows(), a.trees(), a.max_depth}, sums);
-  const Tensor order = leaf_order(a);
+  const Tensor order = empty(a.hidden, {a.trees(), a.rows()}, Dtype::Long);
+  const cpu::TreeBatch batch = tree_batch(a, order);
+  cpu::leaf_order(batch, data<int64_t>(order));
   dispatch(a.type, [&](auto element) {
     using T = decltype(element);
     using A = cpu::accumulate_t<T>;
-    cpu::path_log_prob<T>(tree_batch(a, order), {const_data<T>(a.hidden), const_data<T>(a.weight),
-                                                 const_data<T>(a.bias), data<A>(log_prob), data<A>(score)});
+    cpu::path_log_prob<T>(batch, {const_data<T>(a.hidden), const_data<T>(a.weight), const_data<T>(a.bias),
+                                  data<A>(log_prob), data<A>(score)});
   });
   return {log_prob, score, order, empty(a.hidden, {0}, Dtype::Int)};
 }

@@ -12,21 +12,6 @@ namespace {
 
 constexpr const char* op = "hstree::sparse_adam_";
 
-struct SparseAdamArguments {
-  ScalarType type;
-  Tensor weight, exp_avg, exp_avg_sq;  // contiguous
-  Tensor index;                        // [1, nnz] or [2, nnz], contiguous
-  Tensor values;                       // [nnz, S], contiguous
-  int64_t outer_size;                  // rows are outer_size inner_size; 1 where the index has one dimension
-  int64_t inner_size;
-  int64_t features;  // S
-  AdamRule rule;
-
-  int64_t visited() const { return index.size(1); }
-  const int64_t* outer() const { return index.size(0) == 2 ? const_data<int64_t>(index) : nullptr; }
-  const int64_t* inner() const { return const_data<int64_t>(index) + (index.size(0) - 1) * visited(); }
-};
-
 void check_state(const char* name, const Tensor& state, const Tensor& weight) {
   check_dtype(op, name, state, accumulate_dtype(weight));
   check_device(op, name, state, weight);
@@ -42,7 +27,7 @@ void check_between(const char* name, double value, double lowest, double limit) 
         "), got ", value);
 }
 
-template <void (*kernel)(const SparseAdamArguments&)>
+template <void (*kernel)(ScalarType, const Tensor& weight, const SparseAdam&)>
 void sparse_adam_(const Tensor& weight, const Tensor& exp_avg, const Tensor& exp_avg_sq, const Tensor& index,
                   const Tensor& values, int64_t step, double lr, double beta1, double beta2, double eps,
                   double weight_decay, bool maximize) {
@@ -77,29 +62,25 @@ void sparse_adam_(const Tensor& weight, const Tensor& exp_avg, const Tensor& exp
   // lr / (1 - beta1^step) m / (sqrt(v / (1 - beta2^step)) + eps), times sqrt(1 - beta2^step) above and below.
   const double root = std::sqrt(1 - std::pow(beta2, exponent));
   const double step_size = lr * root / (1 - std::pow(beta1, exponent));
-  kernel({type,
-          weight,
-          exp_avg,
-          exp_avg_sq,
-          torch::stable::contiguous(index),
-          torch::stable::contiguous(values),
+  const Tensor indices = torch::stable::contiguous(index), gradients = torch::stable::contiguous(values);
+  const int64_t* const last = const_data<int64_t>(indices) + (sparse - 1) * index.size(1);
+  kernel(type, weight,
+         {sparse == 2 ? const_data<int64_t>(indices) : nullptr,
+          last,
           sparse == 2 ? weight.size(0) : 1,
           weight.size(sparse - 1),
+          index.size(1),
           features,
+          gradients.const_data_ptr(),
+          weight.mutable_data_ptr(),
+          exp_avg.mutable_data_ptr(),
+          exp_avg_sq.mutable_data_ptr(),
           {1 - lr * weight_decay, step_size, beta1, beta2, eps * root, maximize}});
 }
 
 #ifndef HSTREE_CUDA_ONLY
-void sparse_adam_cpu(const SparseAdamArguments& a) {
-  dispatch(a.type, [&](auto element) {
-    using T = decltype(element);
-    using A = cpu::accumulate_t<T>;
-    cpu::sparse_adam<T>(
-        op,
-        {a.outer(), a.inner(), a.outer_size, a.inner_size, a.visited(), a.features, const_data<T>(a.values),
-         data<T>(a.weight), data<A>(a.exp_avg), data<A>(a.exp_avg_sq)},
-        a.rule);
-  });
+void sparse_adam_cpu(ScalarType type, const Tensor&, const SparseAdam& tensors) {
+  dispatch(type, [&](auto element) { cpu::sparse_adam<decltype(element)>(op, tensors); });
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
@@ -115,13 +96,9 @@ STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
 #endif
 
 #ifdef HSTREE_CUDA
-void sparse_adam_cuda(const SparseAdamArguments& a) {
-  const CudaCall call(a.weight);
-  sparse_adam(
-      a.type,
-      {a.outer(), a.inner(), a.outer_size, a.inner_size, a.visited(), a.features, a.values.const_data_ptr(),
-       a.weight.mutable_data_ptr(), a.exp_avg.mutable_data_ptr(), a.exp_avg_sq.mutable_data_ptr(), a.rule},
-      call.stream());
+void sparse_adam_cuda(ScalarType type, const Tensor& weight, const SparseAdam& tensors) {
+  const CudaCall call(weight);
+  sparse_adam(type, tensors, call.stream());
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CUDA, m) {
