@@ -58,6 +58,7 @@ GROUP_CASES = [
         "several tiles of rows",
         "several tiles of classes",
         "several chunks of features",
+        "several lists of rows",
     )
 ]
 
@@ -131,6 +132,7 @@ COMPUTATIONS: tuple[Callable[[], None], ...] = (
         partial(groups, case, dtype)
         for case, dtype in product(GROUP_CASES, (torch.float32, torch.bfloat16))
     ),
+    partial(groups, GROUP_CASES[-1], torch.float16),  # whose factors are scaled
     tree_log_softmax,
     partial(sampled, "wide groups"),
     partial(sampled, "aligned rows"),

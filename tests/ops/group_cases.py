@@ -77,7 +77,8 @@ BLOCKS = (
 HALF = (torch.bfloat16, torch.float16)
 BOTH = (torch.float32, torch.bfloat16)
 
-# On CUDA, whose kernels take 64 rows of a group with 128 classes, and the features in chunks.
+# On CUDA, whose kernels take 64 rows of a group with 128 classes, the features in chunks, and list
+# up to 512 rows or classes at a time.
 TILES = (
     Case("a tile of rows and one more", rows=65, trees=1, clusters=1, features=16, ignored=0.0,
          dtypes=BOTH),
@@ -93,6 +94,10 @@ TILES = (
          dtypes=BOTH),
     Case("rows that are not aligned", rows=17, trees=1, classes=40, clusters=3, features=67,
          dtypes=HALF),
+    Case("several lists of classes", rows=5, trees=1, classes=530, clusters=1, features=8,
+         dtypes=BOTH),
+    Case("several lists of rows", rows=530, trees=1, classes=3, clusters=1, features=8, ignored=0.0,
+         dtypes=(torch.float32, *HALF)),
 )  # fmt: skip
 
 
