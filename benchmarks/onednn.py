@@ -15,7 +15,7 @@ import torch
 from benchmarks.contest import Size
 from benchmarks.optimizers import TRAINING, TRAINING_SIZES
 from benchmarks.pages import in_turns, publish
-from hstree import _onednn
+from hstree import _numerics
 from hstree.lab.report import Report, row_table
 
 HEADS = ("linear", "softmax", "forest", "sampled", "forest, sampled", "trees")
@@ -25,7 +25,7 @@ NOTES = (
     "A step: forward, backward and optimizer, as in cpu.md. By MKL: with `torch.backends.mkldnn` "
     "switched off.",
     "hstree takes oneDNN where MKL does not use the AVX-512 of the processor, that is where it is "
-    "not Intel's; see hstree/_onednn.py.",
+    "not Intel's; see hstree/_numerics.py.",
 )
 
 
@@ -52,7 +52,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     sizes = TRAINING_SIZES
     if arguments.classes:
         sizes = [Size(64, 256, arguments.classes, 256)]
-    used = "chosen" if _onednn._beats_mkl() else "not chosen, so that both columns are MKL's"
+    used = "chosen" if _numerics._beats_mkl() else "not chosen, so that both columns are MKL's"
     table = row_table(
         f"One step, oneDNN {used} on this processor",
         ("step", "V", "by MKL", "by oneDNN", "ratio"),

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-
-from hstree._numerics import is_readable
 
 _NO_NUMBER = (bool, np.bool_, str, bytes, type(None))
 _MOST = 2**63 - 1
@@ -154,6 +152,26 @@ def check_tensor(name: str, value: Any) -> None:
     raise TypeError(f"{name}: expected a tensor, got {got}; {way}")
 
 
+def check_hidden(hidden: Any, in_features: int) -> None:
+    """Raises TypeError or ValueError unless these are context vectors [..., D], floating point."""
+    check_tensor("hidden", hidden)
+    if hidden.ndim < 1 or hidden.shape[-1] != in_features:
+        raise ValueError(f"hidden: expected shape [..., {in_features}], got {tuple(hidden.shape)}")
+    if not hidden.is_floating_point():
+        raise ValueError(f"hidden: expected a floating-point dtype, got {hidden.dtype}")
+
+
+in_torch_func: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Whether a transform of torch.func is active."""
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether values may be read: without a graph that must not depend on them, and on a CPU, where
+    reading costs no synchronization."""
+    traced = torch.compiler.is_compiling() or in_torch_func()
+    return tensor.device.type == "cpu" and not traced
+
+
 def check_classes(name: str, value: Any) -> Tensor:
     """Classes as int64; raises TypeError unless they are a tensor, and ValueError unless they are
     int64 or, as in torch, uint8."""
@@ -178,7 +196,8 @@ def mark_targets(
         name: name of the argument in the message of an error.
 
     Returns:
-        The targets, int64, shape of ``target``.
+        The targets, int64, shape of ``target``: itself if it is int64 and, where values are read,
+        has nothing but classes.
 
     Raises:
         TypeError: if ``target`` is no tensor.
@@ -197,7 +216,8 @@ def mark_targets(
     ignore_index = check_ignore_index(ignore_index)
     unread = not is_readable(target)
     if not unread and target.numel():
-        lowest, highest = (x.item() for x in target.aminmax())
+        least, most = target.aminmax()
+        lowest, highest = int(least), int(most)
         if lowest >= 0 and highest < n_classes and not lowest <= ignore_index <= highest:
             return target
     ignored = target == ignore_index

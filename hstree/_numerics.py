@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
-from hstree import _onednn
+from hstree._checks import in_torch_func, is_readable
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -54,13 +56,7 @@ def no_autocast(device: torch.device) -> AbstractContextManager[object]:
 def is_transformed() -> bool:
     """Whether a transform of torch.func or forward mode is active. Values must then not be read,
     and derivatives may be needed where ``requires_grad`` is False."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-
-
-def is_readable(tensor: Tensor) -> bool:
-    """Whether values may be read: without a graph that must not depend on them, and on a CPU, where
-    reading costs no synchronization."""
-    return not (tensor.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed())
+    return in_torch_func() or forward_ad._current_level >= 0
 
 
 def is_batched(tensor: Tensor) -> bool:
@@ -110,6 +106,86 @@ def blocks(weight: Tensor, dim: int = 0) -> Iterator[Tensor]:
             yield block.float()
 
 
+# Products of float32 by oneDNN, for x86 processors that MKL has no AVX-512 code for.
+
+ONEDNN_LEAST = 2**21
+"""Multiplications of the smallest product that is faster: a call begins later than MKL's."""
+ONEDNN_PANEL = 2**19
+"""Numbers of a result that are computed at a time."""
+
+
+@cache
+def _beats_mkl() -> bool:
+    """Whether torch's products of float32 come from MKL, which uses AVX-512 on Intel's processors
+    only, while oneDNN uses it on this one: benchmarks/results/onednn.md."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return (
+        torch._C.has_mkl
+        and torch._C._has_mkldnn
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+        and cpuinfo.is_file()
+        and "GenuineIntel" not in cpuinfo.read_text()
+    )
+
+
+def onednn_is_faster(a: Tensor, b: Tensor) -> bool:
+    """Whether :func:`onednn_product` is to compute a @ b: [M, K] and [K, N], or batches of them."""
+    return (
+        not torch.compiler.is_compiling()
+        and a.dtype == b.dtype == torch.float32
+        and a.shape[-2] >= 4
+        and a.shape[-2] * a.shape[-1] * b.shape[-1] >= ONEDNN_LEAST
+        and a.device.type == "cpu"
+        and _beats_mkl()
+        and {type(a), type(b)} <= {Tensor, nn.Parameter}
+        and torch._C._get_mkldnn_enabled()
+    )
+
+
+def onednn_product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b without gradients."""
+    out = a.new_empty(*a.shape[:-1], b.shape[-1])
+    for parts in zip(out, a, b, strict=True) if a.dim() == 3 else [(out, a, b)]:
+        write_onednn_product(*parts)
+    return out
+
+
+def write_onednn_product(out: Tensor, a: Tensor, b: Tensor, addend: Tensor | None = None) -> None:
+    """out = a @ b, or addend + a @ b; ``addend``: broadcast, or ``out``."""
+    if addend is not None:
+        addend = addend.expand_as(out)
+    # Panel by panel: a large result of oneDNN would be in fresh pages every time.
+    dim = int(out.shape[1] > out.shape[0])
+    size = max(1, ONEDNN_PANEL // out.shape[1 - dim])
+    for begin in range(0, out.shape[dim], size):
+        of_rows, of_columns = slice(None), slice(begin, begin + size)
+        if dim == 0:
+            of_rows, of_columns = of_columns, of_rows
+        panel = out[of_rows, of_columns]
+        result = _onednn(a[of_rows], b[:, of_columns])
+        if addend is None:
+            panel.copy_(result)
+        else:
+            torch.add(result, addend[of_rows, of_columns], out=panel)
+
+
+def _onednn(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in memory of its own, possibly not contiguous."""
+    linear = torch.ops.mkldnn._linear_pointwise
+    if a.stride(0) == 1 and a.shape[0] > b.shape[1] and _is_dense(a):
+        # The other way round it is faster.
+        transposed: Tensor = linear(b.t(), a, None, "none", [], "")
+        return transposed.t()
+    result: Tensor = linear(a, (b if _is_dense(b) else b.contiguous()).t(), None, "none", [], "")
+    return result
+
+
+def _is_dense(matrix: Tensor) -> bool:
+    """Whether its numbers lie side by side: oneDNN has no fast code for another second factor."""
+    return matrix.is_contiguous() or matrix.t().is_contiguous()
+
+
 class _Product(torch.autograd.Function):
     """a b^T in float32 of factors that are rounded to ``dtype``, 16 bits or float32: matrices, or
     batches of them. Gradients of float32 factors are not rounded either."""
@@ -137,8 +213,8 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     if torch.is_grad_enabled():  # of a gradient, which torch differentiates a second time
         return (a @ b).to(dtype)
     transformed = is_transformed() or is_batched(a) or is_batched(b)
-    if not transformed and _onednn.is_faster(a, b):
-        return _onednn.product(a, b).to(dtype)
+    if not transformed and onednn_is_faster(a, b):
+        return onednn_product(a, b).to(dtype)
     mm = torch.mm if a.dim() == 2 else torch.bmm
     with no_autocast(a.device):
         if not a.is_cuda:  # torch is slow in float16
@@ -161,7 +237,7 @@ def _own_dtype(a: Tensor, b: Tensor) -> torch.dtype | None:
     else:
         computed = b.is_cuda
     if dtype == torch.float32:
-        return dtype if _onednn.is_faster(a, b.mT) else None
+        return dtype if onednn_is_faster(a, b.mT) else None
     return dtype if computed and dtype in LOW_DTYPES else None
 
 

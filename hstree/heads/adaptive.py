@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy.typing as npt
 import torch
@@ -12,11 +12,8 @@ from torch import Tensor, nn
 from hstree._checks import check_int, check_number, check_order, check_sequence
 from hstree._numerics import at_least_float32, input_dtype, is_transformed, no_autocast
 from hstree.heads.base import Head
-from hstree.heads.rows import mask_candidates
+from hstree.heads.rows import gather_marked
 from hstree.heads.state import Tables
-
-if TYPE_CHECKING:
-    pass
 
 
 class AdaptiveSoftmax(Tables, Head):
@@ -125,19 +122,14 @@ class AdaptiveSoftmax(Tables, Head):
         with no_autocast(hidden.device):
             hidden = hidden.to(input_dtype(self.adaptive.head))
             if is_transformed() or hidden.is_meta:
-                return self._chosen(hidden, target)
+                log_prob = self.class_log_prob(hidden)
+                return gather_marked(log_prob, target.unsqueeze(1)).squeeze(1)
             kept = target >= 0
             output = hidden.new_zeros(len(hidden))
             if not bool(kept.any()):
                 return at_least_float32(output + hidden[kept].sum())
             log_prob = self.adaptive(hidden[kept], self.rank[target[kept]]).output
             return at_least_float32(output.masked_scatter(kept, log_prob))
-
-    def _chosen(self, hidden: Tensor, target: Tensor) -> Tensor:
-        """Gathers from the log-probabilities of all classes, without reading target values."""
-        known = target.clamp(0, self.n_classes - 1)
-        log_prob = self.class_log_prob(hidden).gather(1, known.unsqueeze(1)).squeeze(1)
-        return mask_candidates(log_prob, target, self.n_classes)
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         with no_autocast(hidden.device):

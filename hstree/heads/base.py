@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
 
 import numpy.typing as npt
 import torch
@@ -14,17 +14,30 @@ from torch import Tensor, nn
 from hstree._checks import (
     check_choice,
     check_class_weight,
+    check_classes,
+    check_generator,
+    check_hidden,
     check_ignore_index,
     check_int,
     check_nonnegative,
     check_probability,
+    check_temperature,
     check_tensor,
     mark_targets,
     smoothed_frequencies,
 )
 from hstree._numerics import autocasts, without_ignored
-from hstree.heads.queries import Queries
-from hstree.heads.rows import in_row_chunks
+from hstree.heads.rows import (
+    check_exclude,
+    gather_marked,
+    hooked,
+    in_row_chunks,
+    log_prob_without,
+    sample_of_all,
+    tempered,
+    topk_of_all,
+    without,
+)
 from hstree.heads.state import HasWeight, Tables, adopt_tables, fill, save_head
 from hstree.optim.groups import check_one_process, groups_of_head
 
@@ -56,7 +69,7 @@ class HeadOutput(NamedTuple):
     loss: Tensor
 
 
-class Head(Queries):
+class Head(nn.Module, ABC):
     r"""An output layer: a distribution over V classes for every context vector.
 
     ``forward(hidden, target)`` returns ``(output, loss)``. ``head(hidden, target).loss`` replaces
@@ -161,6 +174,8 @@ class Head(Queries):
         if frequencies is not None:
             self.frequencies = smoothed_frequencies(frequencies, self.n_classes)
 
+    # The loss
+
     if TYPE_CHECKING:
 
         def __call__(self, hidden: Tensor, target: Tensor) -> HeadOutput: ...
@@ -177,27 +192,24 @@ class Head(Queries):
         """
         if self.sparse:
             check_one_process()
-        self.check_hidden(hidden)
-        target = mark_targets(target, self.n_classes, self.ignore_index)
+        check_hidden(hidden, self.in_features)
+        marked = mark_targets(target, self.n_classes, self.ignore_index)
         if hidden.shape[:-1] != target.shape:
             raise ValueError(
                 f"target: expected shape {tuple(hidden.shape[:-1])} for hidden of shape "
                 f"{tuple(hidden.shape)}, got {tuple(target.shape)}"
             )
-        encoded = self.encoded_rows(without_ignored(hidden, target == -1))
-        output, loss = self.target_loss(encoded, target.reshape(-1))
+        if marked is not target:  # a row may be ignored
+            hidden = without_ignored(hidden, marked == -1)
+        output, loss = self.target_loss(self.encoded_rows(hidden), marked.reshape(-1))
         loss = loss.view(target.shape) if self.reduction == "none" else loss
         return HeadOutput(output.view(target.shape), loss)
 
     @abstractmethod
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
-        """Log-probability [N] of the targets.
-
-        Args:
-            hidden: result of :meth:`encode`, [N, F].
-            target: int64 [N], from :func:`hstree.ops.mark_targets`: a class; -1 for a
-                log-probability of 0 without gradient; or, on a GPU only, V for a row of NaN.
-        """
+        """Log-probability [N] of the targets: hidden [N, F], from :meth:`encode`, and target int64
+        [N], from :func:`hstree.ops.mark_targets`: a class; -1 for a log-probability of 0 without
+        gradient; or, on a GPU only, V for a row of NaN."""
 
     def target_loss(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`target_log_prob`, and the loss after the head's reduction."""
@@ -257,16 +269,8 @@ class Head(Queries):
         [..., D]. By default ``hidden`` itself."""
         return hidden
 
-    def check_hidden(self, hidden: Tensor) -> None:
-        check_tensor("hidden", hidden)
-        if hidden.ndim < 1 or hidden.shape[-1] != self.in_features:
-            raise ValueError(
-                f"hidden: expected shape [..., {self.in_features}], got {tuple(hidden.shape)}"
-            )
-        if not hidden.is_floating_point():
-            raise ValueError(f"hidden: expected a floating-point dtype, got {hidden.dtype}")
-
     def encoded_rows(self, hidden: Tensor) -> Tensor:
+        """Rows [N, F], encoded, of hidden [..., D]."""
         if isinstance(self, Tables):
             self.place_tables(hidden.device)
         if not autocasts(hidden.device):
@@ -274,6 +278,307 @@ class Head(Queries):
             hidden = hidden if parameter is None else hidden.to(parameter.dtype)
         hidden = self.encode(hidden)
         return hidden.reshape(-1, hidden.shape[-1])
+
+    def _query_rows(self, hidden: Tensor) -> Tensor:
+        """:meth:`encoded_rows` of what the forward pre-hooks make of ``hidden``. They run in every
+        query as in a call of the head: pruning and weight norm compute the weights in them."""
+        if self._forward_pre_hooks:
+            # With a graph: a loss whose backward pass computes again reads these weights.
+            with torch.inference_mode(False), torch.enable_grad():
+                hidden = hooked(self, hidden)
+        check_hidden(hidden, self.in_features)
+        return self.encoded_rows(hidden)
+
+    # The distribution
+
+    def log_prob(self, hidden: Tensor, *, exclude: Tensor | None = None) -> Tensor:
+        """Log-probabilities [..., V] of all classes, in nats: hidden [..., D]. Differentiable.
+
+        Args:
+            hidden: context vectors, [..., D].
+            exclude: classes to leave out, int64 or uint8: [K] for all rows, or [..., K] padded
+                with -1. They have -inf, and the probabilities of the others sum to 1.
+
+        Raises:
+            ValueError: for a wrong shape or dtype of ``exclude``; on a CPU, where its values are
+                read, for other values, or if no class is left.
+
+        Example:
+            >>> import torch, hstree
+            >>> head, hidden = hstree.Softmax(8, 5), torch.randn(2, 8)
+            >>> log_prob = head.log_prob(hidden, exclude=torch.tensor([[0, 3], [4, -1]]))
+            >>> log_prob.isneginf().nonzero().tolist()
+            [[0, 0], [0, 3], [1, 4]]
+            >>> torch.allclose(log_prob.exp().sum(1), torch.ones(2))
+            True
+        """
+        rows = self._query_rows(hidden)
+        excluded = check_exclude(exclude, hidden.shape[:-1], self.n_classes, 1)
+        log_prob = self.class_log_prob(rows)
+        if excluded is not None:
+            log_prob = without(log_prob, excluded)
+        return log_prob.view(*hidden.shape[:-1], self.n_classes)
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V]: scores of all classes whose softmax is the distribution, such as W h + b
+        of :class:`Softmax`, scaled and capped. Float32, or float64 for weights in float64;
+        differentiable. Hidden [..., D].
+
+        Raises:
+            NotImplementedError: for heads with more than one softmax: mixtures of softmaxes,
+                forests, trees and the adaptive softmax.
+
+        Example:
+            >>> import torch, hstree
+            >>> head, hidden = hstree.GSS(8, 5), torch.randn(2, 8)
+            >>> scores = head.scores(hidden)
+            >>> torch.allclose(scores.log_softmax(-1), head.log_prob(hidden), atol=1e-5)
+            True
+        """
+        scores = self.class_scores(self._query_rows(hidden))
+        return scores.view(*hidden.shape[:-1], self.n_classes)
+
+    def entropy(self, hidden: Tensor) -> Tensor:
+        """Entropy [...] of each row's distribution, in nats: hidden [..., D]. Differentiable.
+
+        Exact: computed from the log-probabilities of all classes, in chunks of rows.
+
+        Example:
+            >>> import torch, hstree
+            >>> head = hstree.Softmax(8, 4, bias=False)
+            >>> head.entropy(torch.zeros(2, 8))
+            tensor([1.3863, 1.3863], grad_fn=<ViewBackward0>)
+        """
+
+        def of_rows(hidden: Tensor) -> Tensor:
+            log_prob = self.class_log_prob(hidden)
+            finite = log_prob.clamp(min=-1e30)  # 0 log 0 = 0, also times the gradient
+            return -(log_prob.exp() * finite).sum(1)
+
+        rows = self._query_rows(hidden)
+        return in_row_chunks(of_rows, self.n_classes, rows).view(hidden.shape[:-1])
+
+    def predict(self, hidden: Tensor, *, exclude: Tensor | None = None) -> Tensor:
+        """Most probable class [...] of each row, int64: hidden [..., D], ``exclude`` as in
+        :meth:`topk`."""
+        with torch.no_grad():
+            return self.topk(hidden, 1, exclude=exclude)[1].squeeze(-1)
+
+    def topk(
+        self, hidden: Tensor, k: int, *, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The k most probable classes of each row, most probable first.
+
+        Args:
+            hidden: context vectors, [..., D].
+            k: number of classes, at most V, or as many as ``exclude`` leaves.
+            exclude: classes to leave out, as in :meth:`log_prob`: padding, or items that were seen.
+                The values are those of the distribution over the other classes. Trees search for
+                as many classes more, where a search pays.
+
+        Returns:
+            Log-probabilities [..., k], in nats and differentiable, and classes [..., k].
+
+        Raises:
+            ValueError: unless k is a whole number in [1, V]; for ``exclude`` as in
+                :meth:`log_prob`, or if it leaves fewer than k classes. On a GPU, where its values
+                are not read, the last classes are then excluded ones, of -inf.
+
+        Example:
+            >>> import torch, hstree
+            >>> head = hstree.TreeEnsemble.from_counts(8, range(2000, 0, -1))
+            >>> seen = torch.tensor([[3, 7, 8], [5, -1, -1]])
+            >>> values, classes = head.topk(torch.randn(2, 8), 10, exclude=seen)
+            >>> bool(torch.isin(seen[0], classes[0]).any())
+            False
+        """
+        k = check_int("k", k, 1, self.n_classes)
+        rows = self._query_rows(hidden)
+        excluded = check_exclude(exclude, hidden.shape[:-1], self.n_classes, k)
+        values, classes = self.topk_rows(rows, k, excluded)
+        shape = (*hidden.shape[:-1], k)
+        return values.view(shape), classes.view(shape)
+
+    @overload
+    def sample(
+        self,
+        hidden: Tensor,
+        n: int | None = None,
+        *,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+        return_log_prob: Literal[False] = False,
+        exclude: Tensor | None = None,
+    ) -> Tensor: ...
+
+    @overload
+    def sample(
+        self,
+        hidden: Tensor,
+        n: int | None = None,
+        *,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+        return_log_prob: Literal[True],
+        exclude: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]: ...
+
+    @torch.no_grad()
+    def sample(
+        self,
+        hidden: Tensor,
+        n: int | None = None,
+        *,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+        return_log_prob: bool = False,
+        exclude: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Classes drawn from each row's distribution, independently: hidden [..., D].
+
+        Args:
+            hidden: context vectors, [..., D].
+            n: number of draws for each row; None: one, without a dimension of its own.
+            temperature: at most 1e6 and at least 1e-6; below 1 sharper, above 1 flatter. Draws from
+                p^(1 / temperature), normalized. Trees divide the scores of every node instead, and
+                keep the gate: another distribution, whose draws score as few nodes. For
+                p^(1 / temperature) of trees, draw from the softmax of ``log_prob(hidden) /
+                temperature``.
+            generator: random generator on the device of ``hidden``; None: the default one.
+            return_log_prob: whether to return the log-probabilities of the classes as well, under
+                the distribution that they are drawn from: exact, for trees under the whole mixture.
+            exclude: classes that are not drawn, as in :meth:`log_prob`. Heads that draw without
+                the scores of all classes draw again, which reads values on a GPU too.
+
+        Returns:
+            Classes [...], or [..., n] with ``n``, int64. With ``return_log_prob`` also their
+            log-probabilities, of the same shape, in nats, without gradient; see
+            :meth:`candidate_log_prob`.
+
+        Raises:
+            TypeError: if ``generator`` is not a generator.
+            ValueError: for ``n`` or ``temperature`` out of range, a generator of another device, or
+                ``exclude`` as in :meth:`log_prob`.
+
+        Example:
+            >>> import torch, hstree
+            >>> head = hstree.TreeEnsemble.from_counts(8, range(2000, 0, -1))
+            >>> classes, log_prob = head.sample(torch.randn(5, 8), 3, return_log_prob=True)
+            >>> classes.shape, log_prob.shape
+            (torch.Size([5, 3]), torch.Size([5, 3]))
+        """
+        draws = 1 if n is None else check_int("n", n)
+        temperature = check_temperature(temperature)
+        check_tensor("hidden", hidden)
+        check_generator(generator, hidden.device)
+        rows = self._query_rows(hidden)
+        excluded = check_exclude(exclude, hidden.shape[:-1], self.n_classes, 1)
+        classes, log_prob = self.sample_rows(rows, draws, temperature, generator, excluded)
+        shape = hidden.shape[:-1] if n is None else (*hidden.shape[:-1], draws)
+        if not return_log_prob:
+            return classes.view(shape)
+        if log_prob is None:
+            log_prob = (
+                self.candidate_rows(rows, classes, temperature)
+                if excluded is None
+                else log_prob_without(self, rows, classes, excluded, temperature)
+            )
+        return classes.view(shape), log_prob.view(shape)
+
+    def candidate_log_prob(
+        self,
+        hidden: Tensor,
+        candidates: Tensor,
+        *,
+        temperature: float = 1.0,
+        ignore_index: int | None = None,
+    ) -> Tensor:
+        """Log-probabilities of K classes of each row. Differentiable.
+
+        For distillation from the top k of a teacher, losses over several labels and scoring of
+        candidates. Trees score the root once for each row, and below it what the candidates need,
+        or all classes where that is less work. Other heads compute all classes, in chunks of rows.
+
+        Args:
+            hidden: context vectors, [..., D].
+            candidates: classes, int64 or uint8 [..., K], in [0, V) or ``ignore_index``, which has
+                log-probability 0 and no gradient. Other values as in :meth:`forward`.
+            temperature: of the distribution that :meth:`sample` draws from.
+            ignore_index: candidate to ignore; None: the ``ignore_index`` of the head. With -1 every
+                class has its log-probability, also where the head ignores a class.
+
+        Returns:
+            Log-probabilities, [..., K], in nats.
+
+        Raises:
+            ValueError: for a wrong shape or dtype, ``temperature`` out of range, and on the CPU for
+                a candidate out of range.
+
+        Example:
+            >>> import torch, hstree
+            >>> head = hstree.TreeEnsemble.from_counts(8, range(2000, 0, -1))
+            >>> head.candidate_log_prob(torch.randn(5, 8), torch.randint(2000, (5, 64))).shape
+            torch.Size([5, 64])
+        """
+        check_tensor("hidden", hidden)
+        candidates = check_classes("candidates", candidates)
+        if candidates.shape[:-1] != hidden.shape[:-1] or not candidates.ndim:
+            raise ValueError(
+                f"candidates: expected shape {[*hidden.shape[:-1], 'K']} for hidden of shape "
+                f"{list(hidden.shape)}, got {list(candidates.shape)}"
+            )
+        ignored = self.ignore_index if ignore_index is None else ignore_index
+        marked = mark_targets(candidates, self.n_classes, ignored, name="candidates").reshape(
+            hidden.shape[:-1].numel(), candidates.shape[-1]
+        )
+        temperature = check_temperature(temperature)
+        nothing = (marked == -1).all(1).view(hidden.shape[:-1])
+        rows = self._query_rows(without_ignored(hidden, nothing))
+        log_prob = self.candidate_rows(rows, marked, temperature)
+        return log_prob.view(candidates.shape)
+
+    # The same of rows, which a head may compute in other ways: hidden [N, F], from ``encode``
+
+    @abstractmethod
+    def class_log_prob(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities [N, V] of all classes."""
+
+    def tempered_log_prob(self, hidden: Tensor, temperature: float) -> Tensor:
+        """:meth:`class_log_prob` of the distribution that :meth:`sample` draws from."""
+        return tempered(self.class_log_prob(hidden), temperature)
+
+    def class_scores(self, hidden: Tensor) -> Tensor:
+        """Scores [N, V], float32 or float64."""
+        raise NotImplementedError(
+            f"scores: {type(self).__name__} has no scores of all classes whose softmax is its "
+            "distribution; log_prob gives log-probabilities, whose softmax it is, too"
+        )
+
+    def topk_rows(
+        self, hidden: Tensor, k: int, excluded: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Both results of :meth:`topk`, [N, k] each; excluded from ``check_exclude``."""
+        return topk_of_all(self, self.n_classes, hidden, k, excluded)
+
+    def sample_rows(
+        self,
+        hidden: Tensor,
+        n: int,
+        temperature: float,
+        generator: torch.Generator | None,
+        excluded: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Classes [N, n] and their log-probabilities [N, n], or None if those are
+        :meth:`candidate_rows` or, with excluded from ``check_exclude``, ``log_prob_without``."""
+        return sample_of_all(self, hidden, n, temperature, generator, excluded)
+
+    def candidate_rows(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
+        """Log-probabilities [N, K] of candidates [N, K] from :func:`hstree.ops.mark_targets`."""
+
+        def gathered(hidden: Tensor, candidates: Tensor) -> Tensor:
+            return gather_marked(self.tempered_log_prob(hidden, temperature), candidates)
+
+        return in_row_chunks(gathered, self.n_classes, hidden, candidates)
 
     # Its parameters, and its life
 

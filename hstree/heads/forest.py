@@ -20,6 +20,7 @@ from hstree._checks import (
 )
 from hstree._numerics import draw_columns, linear_scores
 from hstree.heads.gate import GATES
+from hstree.heads.rows import sample_again
 from hstree.heads.sampled import SampledSoftmax
 from hstree.heads.state import HasWeight, saved_tables
 from hstree.heads.trees import CONTEXTS, TreeShape, check_trees, trees_of_text
@@ -328,7 +329,7 @@ class ForestSoftmax(SampledSoftmax):
         if temperature != 1.0 or n > 1 or not len(hidden):
             return super().sample_rows(hidden, n, temperature, generator, excluded)
         if excluded is not None:
-            return self.sample_again(hidden, n, temperature, generator, excluded)
+            return sample_again(self, hidden, n, temperature, generator, excluded)
         log_prior, cluster_score = self._of_trees(hidden)
         tree = draw_columns(log_prior.exp(), 1, generator).squeeze(1)
         row = torch.arange(hidden.shape[0], device=hidden.device)

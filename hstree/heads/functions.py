@@ -27,7 +27,7 @@ class Function(nn.Module, ABC):
 
     name: ClassVar[str]
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # no arguments, as ``config`` finds
         super().__init__()
 
     @abstractmethod

@@ -16,6 +16,7 @@ from hstree._numerics import (
     log_add_exp,
 )
 from hstree.heads.functions import build_function
+from hstree.heads.rows import sample_again
 from hstree.heads.softmax import Softmax
 from hstree.ops.target_log_softmax import log_softmax
 
@@ -129,7 +130,7 @@ class _SoftmaxMixture(_Mixture):
         if temperature != 1.0 or n > 1 or not len(hidden):
             return super().sample_rows(hidden, n, temperature, generator, excluded)
         if excluded is not None:
-            return self.sample_again(hidden, n, temperature, generator, excluded)
+            return sample_again(self, hidden, n, temperature, generator, excluded)
         latent, log_prior = self.components(hidden)
         chosen = draw_columns(log_prior.exp(), 1, generator).squeeze(1)
         row = torch.arange(len(hidden), device=hidden.device)

@@ -1,18 +1,23 @@
-"""Log-probabilities of rows: in chunks, of a temperature, without the classes to leave out."""
+"""What heads compute of rows [N, F]: in chunks, for some classes or without some, and draws. Here
+``head`` is a :class:`hstree.heads.Head`, and ``hidden`` [N, F] its :meth:`encode`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hstree._checks import mark_targets
-from hstree._numerics import is_readable, is_transformed, log_sum_exp
+from hstree._checks import is_readable, mark_targets
+from hstree._numerics import draw_columns, is_transformed, log_sum_exp
 from hstree.ops import default_chunk_rows
 from hstree.ops.target_log_softmax import log_softmax
+
+ROUNDS = 8
+"""So many times draws that are excluded are drawn again before all classes are scored."""
 
 
 def in_row_chunks(function: Callable[..., Tensor], columns: int, *tensors: Tensor) -> Tensor:
@@ -34,10 +39,20 @@ def split_rows(columns: int, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
     return zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
 
 
-def mask_candidates(log_prob: Tensor, candidates: Tensor, n_classes: int) -> Tensor:
-    """The log-probabilities with 0 for candidates -1 and NaN for V."""
-    log_prob = log_prob.masked_fill(candidates == -1, 0.0)
-    return log_prob.masked_fill(candidates == n_classes, torch.nan)
+def hooked(module: nn.Module, hidden: Tensor) -> Tensor:
+    """What the forward pre-hooks of a module make of its input."""
+    for key, hook in module._forward_pre_hooks.items():
+        # FSDP undoes its own after forward, and register_fsdp_forward_method calls them.
+        if (getattr(hook, "__module__", None) or "").startswith("torch.distributed."):
+            continue
+        if key in module._forward_pre_hooks_with_kwargs:
+            result = hook(module, (hidden,), {})
+            result = result if result is None else result[0]
+        else:
+            result = hook(module, (hidden,))
+        if result is not None:
+            hidden = result[0] if isinstance(result, tuple) else result
+    return hidden
 
 
 def tempered(log_prob: Tensor, temperature: float) -> Tensor:
@@ -48,6 +63,25 @@ def tempered(log_prob: Tensor, temperature: float) -> Tensor:
     # The rounding error of a large term that all classes share would grow with the quotient.
     most = log_prob.amax(-1, keepdim=True)
     return log_softmax((log_prob - most) / temperature)
+
+
+# Some classes of each row
+
+
+def gather_marked(log_prob: Tensor, classes: Tensor) -> Tensor:
+    """Log-probabilities [N, K] of classes [N, K] from :func:`hstree.ops.mark_targets`, of those of
+    all classes [N, V]."""
+    n_classes = log_prob.shape[1]
+    return mask_marked(log_prob.gather(1, classes.clamp(0, n_classes - 1)), classes, n_classes)
+
+
+def mask_marked(log_prob: Tensor, classes: Tensor, n_classes: int) -> Tensor:
+    """The log-probabilities with 0 for the mark -1 and NaN for V."""
+    log_prob = log_prob.masked_fill(classes == -1, 0.0)
+    return log_prob.masked_fill(classes == n_classes, torch.nan)
+
+
+# All but some classes
 
 
 def check_exclude(
@@ -90,6 +124,13 @@ def check_exclude(
     return classes
 
 
+def is_excluded(classes: Tensor, excluded: Tensor) -> Tensor:
+    """Whether classes [N, n] are among those of :func:`check_exclude`."""
+    excluded = excluded.expand(len(classes), -1).contiguous()
+    place = torch.searchsorted(excluded, classes).clamp(max=excluded.shape[1] - 1)
+    return excluded.gather(1, place) == classes
+
+
 def mask_excluded(scores: Tensor, excluded: Tensor) -> Tensor:
     """Scores [N, V] with -inf for the classes of :func:`check_exclude`."""
     # Not len(), which would fix the number of rows of an exported program.
@@ -106,6 +147,30 @@ def without(log_prob: Tensor, excluded: Tensor) -> Tensor:
     return log_prob - log_sum_exp(log_prob, 1).unsqueeze(1)
 
 
+def log_prob_without(
+    head: Any, hidden: Tensor, classes: Tensor, excluded: Tensor, temperature: float = 1.0
+) -> Tensor:
+    """Log-probabilities [N, n] of classes [N, n] that are not excluded, normalized over those.
+
+    Scores the classes and those excluded, and all classes of the rows whose excluded ones have more
+    than half of the probability: 1 minus that would be rounded. Reads values.
+    """
+    excluded = excluded.expand(len(hidden), -1)
+    some: Tensor = head.candidate_rows(hidden, torch.cat([classes, excluded], 1), temperature)
+    log_prob, of_excluded = some[:, : classes.shape[1]], some[:, classes.shape[1] :]
+    log_excluded = log_sum_exp(of_excluded.masked_fill(excluded < 0, -math.inf), 1)
+    most = log_excluded > -math.log(2)
+    rest = torch.log1p(-log_excluded.masked_fill(most, -math.inf).exp())
+    if bool(most.any()):
+        every = head.tempered_log_prob(hidden[most], temperature)
+        of_others = log_sum_exp(mask_excluded(every, excluded[most]), 1)
+        rest = rest.masked_scatter(most, of_others.to(rest.dtype))
+    return log_prob - rest[:, None]
+
+
+# The most probable classes, and draws, from all classes
+
+
 def topk_without(log_prob: Tensor, k: int, excluded: Tensor) -> tuple[Tensor, Tensor]:
     """``without(log_prob, excluded).topk(k)``; also of scores."""
     log_prob = mask_excluded(log_prob, excluded)
@@ -113,8 +178,62 @@ def topk_without(log_prob: Tensor, k: int, excluded: Tensor) -> tuple[Tensor, Te
     return values - log_sum_exp(log_prob, 1).unsqueeze(1), classes
 
 
-def is_excluded(classes: Tensor, excluded: Tensor) -> Tensor:
-    """Whether classes [N, n] are among those of :func:`check_exclude`."""
-    excluded = excluded.expand(len(classes), -1).contiguous()
-    place = torch.searchsorted(excluded, classes).clamp(max=excluded.shape[1] - 1)
-    return excluded.gather(1, place) == classes
+def topk_of_all(
+    head: Any, columns: int, hidden: Tensor, k: int, excluded: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """``topk_rows`` of a head in chunks of rows for which ``columns`` numbers are held."""
+    parts: list[tuple[Tensor, Tensor]]
+    if excluded is None:
+        parts = [head.class_log_prob(x).topk(k, dim=-1) for (x,) in split_rows(columns, hidden)]
+    else:
+        chunks = split_rows(columns, hidden, excluded.expand(hidden.shape[0], -1))
+        parts = [topk_without(head.class_log_prob(x), k, some) for x, some in chunks]
+    values, classes = zip(*parts, strict=True)
+    return torch.cat(values), torch.cat(classes)
+
+
+def sample_of_all(
+    head: Any,
+    hidden: Tensor,
+    n: int,
+    temperature: float,
+    generator: torch.Generator | None,
+    excluded: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """``sample_rows`` of a head from the scores of all classes."""
+    if not len(hidden):
+        shape = (0, n)
+        return hidden.new_empty(shape, dtype=torch.int64), hidden.new_empty(shape)
+    log_prob = head.tempered_log_prob(hidden, temperature)
+    if excluded is not None:
+        log_prob = without(log_prob, excluded)
+    classes = draw_columns(log_prob.exp(), n, generator)
+    return classes, log_prob.gather(1, classes)
+
+
+def sample_again(
+    head: Any,
+    hidden: Tensor,
+    n: int,
+    temperature: float,
+    generator: torch.Generator | None,
+    excluded: Tensor,
+) -> tuple[Tensor, Tensor | None]:
+    """``sample_rows`` of a head that draws without the scores of all classes: draws that
+    are excluded are drawn again and, after ``ROUNDS``, from all classes."""
+    if torch.compiler.is_compiling() or is_transformed() or hidden.is_meta:  # no values
+        return sample_of_all(head, hidden, n, temperature, generator, excluded)
+    classes, _ = head.sample_rows(hidden, n, temperature, generator)
+    again = is_excluded(classes, excluded)
+    for _ in range(ROUNDS):
+        row, draw = again.nonzero(as_tuple=True)
+        if not len(row):
+            return classes, None
+        some, _ = head.sample_rows(hidden[row], 1, temperature, generator)
+        classes[row, draw] = some.squeeze(1)
+        again = is_excluded(classes, excluded)
+    (rows,) = again.any(1).nonzero(as_tuple=True)
+    excluded = excluded.expand(len(hidden), -1)[rows]
+    some, _ = sample_of_all(head, hidden[rows], n, temperature, generator, excluded)
+    classes[rows] = torch.where(again[rows], some, classes[rows])
+    return classes, None

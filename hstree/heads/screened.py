@@ -21,7 +21,7 @@ from hstree._checks import (
 )
 from hstree._numerics import draw_columns, no_autocast
 from hstree.heads.base import Head
-from hstree.heads.rows import split_rows, topk_without
+from hstree.heads.rows import sample_again, split_rows, topk_without
 from hstree.heads.state import HasWeight, Tables, weight_to_tie
 from hstree.ops.screened_topk import BLOCK, Screened, quantize_preview, screened_topk
 
@@ -354,7 +354,7 @@ class ScreenedSoftmax(Tables, Head):
         excluded: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         if excluded is not None:
-            return self.sample_again(hidden, n, temperature, generator, excluded)
+            return sample_again(self, hidden, n, temperature, generator, excluded)
         found = self._screened(hidden, self.exact, self.exact, temperature)
         log_normalizer = found.log_normalizer[:, None]
         log_prob = (

@@ -22,12 +22,12 @@ from hstree._checks import (
     check_frequencies,
     check_int,
     check_seed,
+    is_readable,
 )
 from hstree._numerics import (
     batched_product,
     batched_scores,
     is_cast,
-    is_readable,
     is_transformed,
     linear_scores,
     log_sum_exp,
@@ -37,7 +37,16 @@ from hstree._numerics import (
 from hstree._progress import track
 from hstree.heads.base import Head
 from hstree.heads.gate import GATES, UniformGate
-from hstree.heads.rows import is_excluded, mask_candidates, split_rows, tempered
+from hstree.heads.rows import (
+    gather_marked,
+    is_excluded,
+    log_prob_without,
+    mask_marked,
+    sample_again,
+    split_rows,
+    tempered,
+    topk_of_all,
+)
 from hstree.heads.state import (
     HasWeight,
     Tables,
@@ -95,7 +104,8 @@ SEARCHED_ROWS, SEARCHED_CLASSES = 8, 16
 
 OF_A_SEARCH, READING = 10, 10
 """A product of a search takes as long as 10 of a large batch, and reading the vectors of all
-classes as long as the products of 10 rows with them."""
+classes as long as the products of 10 rows with them: measured 11, and 8 to 13, of binary nodes. Of
+groups both are three to five times as many, and only the quotient matters for few rows."""
 
 CHUNK_ROWS = 128
 """Smallest chunk of rows for which all classes are computed: each chunk reads all vectors."""
@@ -265,10 +275,12 @@ class Below(Tables):
             for name, array in tree.arrays().items():
                 yield f"trees.{t}.{name}", torch.tensor(array, device="cpu")
 
-    def forward(self) -> tuple[Tensor | None, Tensor | None]:
+    def forward(self, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
         """What a query reads: ``weight``, and rows of it [U, D] for ``single_class``, if there are
-        any. The gradient of both is one tensor. Called first by every query: forward pre-hooks, as
-        of pruning, compute the weight."""
+        any. The gradient of both is one tensor. Called first by every query: the tables move to the
+        device of the contexts, and forward pre-hooks, as of pruning, compute the weight."""
+        if self.tables_device != device:
+            self.place_tables(device)
         return self.weight, None
 
     def target_log_prob(
@@ -401,9 +413,10 @@ class Groups(Below):
         out["single_child"] = torch.from_numpy(np.concatenate(child).astype(np.int64))
         return out
 
-    def forward(self) -> tuple[Tensor | None, Tensor | None]:
+    def forward(self, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+        weight, _ = super().forward(device)
         if not len(self.single_class):
-            return self.weight, None
+            return weight, None
         # One gradient tensor for both uses of E: to add a second one would be a pass over [V, D].
         # Roots over all classes read all rows.
         sparse = self.sparse and self.max_group > 0
@@ -622,15 +635,7 @@ class TreeEnsemble(Head):
         trees = build_ensemble(
             recipe, n_classes, shape.n_trees, frequencies, None, seed, shape.clusters, shape.binary
         )
-        return cls(
-            in_features,
-            n_classes,
-            trees,
-            groups=shape.groups,
-            frequencies=frequencies,
-            seed=seed,
-            **options,
-        )
+        return cls._of(in_features, trees, shape, frequencies, seed, options)
 
     @classmethod
     def from_tokens(
@@ -685,15 +690,7 @@ class TreeEnsemble(Head):
         trees = trees_of_text(
             recipe, n_classes, shape, frequencies, tokens, contexts, tree_options, seed
         )
-        return cls(
-            in_features,
-            n_classes,
-            trees,
-            groups=shape.groups,
-            frequencies=frequencies,
-            seed=seed,
-            **options,
-        )
+        return cls._of(in_features, trees, shape, frequencies, seed, options)
 
     @classmethod
     def from_vectors(
@@ -738,25 +735,24 @@ class TreeEnsemble(Head):
         n_classes, sparse = len(np.atleast_1d(vectors)), _reads_few_rows(options)
         shape = TreeShape.for_classes(n_classes, sparse, n_trees, clusters, binary)
         frequencies = np.ones(n_classes) if frequencies is None else frequencies
+        n_trees, clusters, binary = shape
         trees = build_ensemble(
-            "cluster",
-            n_classes,
-            shape.n_trees,
-            frequencies,
-            [vectors],
-            seed,
-            shape.clusters,
-            shape.binary,
+            "cluster", n_classes, n_trees, frequencies, [vectors], seed, clusters, binary
         )
-        return cls(
-            in_features,
-            n_classes,
-            trees,
-            groups=shape.groups,
-            frequencies=frequencies,
-            seed=seed,
-            **options,
-        )
+        return cls._of(in_features, trees, shape, frequencies, seed, options)
+
+    @classmethod
+    def _of(
+        cls,
+        in_features: int,
+        trees: list[Tree],
+        shape: TreeShape,
+        frequencies: npt.ArrayLike,
+        seed: int,
+        options: dict[str, Any],
+    ) -> Self:
+        own: dict[str, Any] = {"groups": shape.groups, "frequencies": frequencies, "seed": seed}
+        return cls(in_features, trees[0].n_classes, trees, **own, **options)
 
     @property
     def n_vectors(self) -> int:
@@ -781,12 +777,6 @@ class TreeEnsemble(Head):
         return self.below.weight
 
     # The distribution
-
-    def encode(self, hidden: Tensor) -> Tensor:
-        """``hidden`` itself, and the tables on its device."""
-        if self.below.tables_device != hidden.device:
-            self.below.place_tables(hidden.device)
-        return hidden
 
     def log_gate(self, hidden: Tensor) -> Tensor:
         """log pi [N, T]: hidden [N, D]."""
@@ -816,7 +806,7 @@ class TreeEnsemble(Head):
     def log_prob_by_tree(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Log-probability [N, T] of the targets in each tree: arguments of
         :meth:`target_log_prob`."""
-        weight, rows = self.below()
+        weight, rows = self.below(hidden.device)
         log_prob = self.below.target_log_prob(hidden, target, weight, self.below.bias)
         if self.roots is not None:
             of_root = self.roots.target_log_prob(hidden, target, self.below, rows)
@@ -850,22 +840,19 @@ class TreeEnsemble(Head):
         """On a GPU in chunks of rows, if no gradients are recorded: the scores of all nodes take
         more memory than the result."""
         if hidden.device.type == "cpu" or _records_gradients(hidden, *self.parameters()):
-            return self.mixed_log_prob(hidden, self.log_gate(hidden), temperature)
+            return self._of_all(hidden, temperature)
         chunks = split_rows(self.numbers_of_a_row(hidden.device), hidden)
-        parts = [self.mixed_log_prob(x, self.log_gate(x), temperature) for (x,) in chunks]
+        parts = [self._of_all(x, temperature) for (x,) in chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def mixed_log_prob(self, hidden: Tensor, log_gate: Tensor, temperature: float = 1.0) -> Tensor:
-        """Log-probabilities [N, V] of all classes: hidden [N, D], log_gate [N, T] the logarithms of
-        the weights of the trees; the scores of all nodes are divided by the temperature."""
-        return tree_log_softmax(**self._scored(hidden, log_gate, temperature))
+    def _of_all(self, hidden: Tensor, temperature: float) -> Tensor:
+        return tree_log_softmax(**self._scored(hidden, temperature))
 
-    def _scored(
-        self, hidden: Tensor, log_gate: Tensor | None = None, temperature: float = 1.0
-    ) -> dict[str, Any]:
-        """The arguments of :func:`hstree.ops.tree_log_softmax`."""
-        below, dtype = self.below, sum_dtype(hidden.dtype)
-        _weight, rows = below()
+    def _scored(self, hidden: Tensor, temperature: float = 1.0) -> dict[str, Any]:
+        """The arguments of :func:`hstree.ops.tree_log_softmax`, the scores of all nodes divided by
+        the temperature."""
+        below, dtype, log_gate = self.below, sum_dtype(hidden.dtype), self.log_gate(hidden)
+        _weight, rows = below(hidden.device)
 
         def divided(scores: Tensor) -> Tensor:
             scores = scores.to(dtype)
@@ -887,7 +874,7 @@ class TreeEnsemble(Head):
             scores = [hidden.t()[:0].to(dtype).expand(self.n_trees, -1, -1)]
         return {
             "score": scores[0] if len(scores) == 1 else torch.cat(scores, 1),
-            "log_gate": self.log_gate(hidden) if log_gate is None else log_gate,
+            "log_gate": log_gate,
             "node": below.node,
             "edge": below.edge,
             "n_classes": self.n_classes,
@@ -904,14 +891,15 @@ class TreeEnsemble(Head):
         rows whose search would take longer, from all classes."""
         most = k if excluded is None else min(k + excluded.shape[1], self.n_classes)
         if not is_readable(hidden) or not self.n_vectors:
-            return super().topk_rows(hidden, k, excluded)
+            columns = self.numbers_of_a_row(hidden.device)
+            return topk_of_all(self, columns, hidden, k, excluded)
         with torch.no_grad():
             values, classes = self._topk(hidden, most)
             if excluded is not None:
                 last = is_excluded(classes, excluded).int().argsort(dim=1, stable=True)
                 classes = classes.gather(1, last[:, :k])
         if excluded is not None:
-            return self.log_prob_without(hidden, classes, excluded), classes
+            return log_prob_without(self, hidden, classes, excluded), classes
         if _records_gradients(hidden, *self.parameters()):
             return self.candidate_rows(hidden, classes, 1.0), classes
         return values, classes
@@ -930,7 +918,8 @@ class TreeEnsemble(Head):
             values, classes = map(torch.cat, zip(*parts, strict=True))
         rest = (classes[:, 0] < 0).nonzero().squeeze(1)
         if len(rest):
-            some, classes[rest] = super().topk_rows(hidden[rest], k)
+            columns = self.numbers_of_a_row(hidden.device)
+            some, classes[rest] = topk_of_all(self, columns, hidden[rest], k, None)
             values[rest] = some.to(dtype)
         return values.to(dtype), classes
 
@@ -949,22 +938,19 @@ class TreeEnsemble(Head):
 
     def _gathered(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
         def chosen(hidden: Tensor, candidates: Tensor) -> Tensor:
-            log_prob = self.tempered_log_prob(hidden, temperature)
-            return log_prob.gather(1, candidates.clamp(0, self.n_classes - 1))
+            return gather_marked(self.tempered_log_prob(hidden, temperature), candidates)
 
         if _records_gradients(hidden, *self.parameters()):
-            log_prob = chosen(hidden, candidates)
-        else:
-            size = self._chunk_rows(hidden)
-            chunks = zip(torch.split(hidden, size), torch.split(candidates, size), strict=True)
-            log_prob = torch.cat([chosen(*chunk) for chunk in chunks])
-        return mask_candidates(log_prob, candidates, self.n_classes)
+            return chosen(hidden, candidates)
+        size = self._chunk_rows(hidden)
+        chunks = zip(torch.split(hidden, size), torch.split(candidates, size), strict=True)
+        return torch.cat([chosen(*chunk) for chunk in chunks])
 
     def _repeated(self, hidden: Tensor, candidates: Tensor, temperature: float) -> Tensor:
         """The root is scored once for each row."""
         below, (n_rows, n_candidates) = self.below, candidates.shape
         log_prob = self.log_gate(hidden).unsqueeze(1)
-        weight, rows = below()
+        weight, rows = below(hidden.device)
         if weight is not None and below.n_vectors:
             contexts, bias = hidden.to(weight.dtype), below.bias
             if temperature != 1.0:  # scores are linear; quotients would be rounded in 16 bits
@@ -986,7 +972,7 @@ class TreeEnsemble(Head):
         # Trees of a single class have nothing: what is left is the gate, without a dimension of
         # candidates.
         log_prob = log_prob.expand(n_rows, n_candidates, self.n_trees)
-        log_prob = mask_candidates(log_sum_exp(log_prob, 2), candidates, self.n_classes)
+        log_prob = mask_marked(log_sum_exp(log_prob, 2), candidates, self.n_classes)
         return log_prob.to(sum_dtype(hidden.dtype))
 
     def sample_rows(
@@ -1002,7 +988,7 @@ class TreeEnsemble(Head):
         if hidden.device.type not in ("cpu", "cuda"):
             return super().sample_rows(hidden, n, temperature, generator, excluded)
         if excluded is not None:
-            return self.sample_again(hidden, n, temperature, generator, excluded)
+            return sample_again(self, hidden, n, temperature, generator, excluded)
         # The op reads it on the device: a number for the host would wait for a GPU.
         seed = torch.randint(2**63 - 1, (1,), generator=generator, device=hidden.device)
         return sample(**self._walk(hidden, temperature), seed=seed, n=n, temperature=temperature)
@@ -1011,7 +997,7 @@ class TreeEnsemble(Head):
     def _walk(self, hidden: Tensor, temperature: float = 1.0) -> dict[str, Any]:
         """The arguments of the ops that walk the trees from the root."""
         below = self.below
-        weight, rows = below()
+        weight, rows = below(hidden.device)
         x = hidden if weight is None else hidden.to(weight.dtype)
         arguments: dict[str, Tensor | None] = dict.fromkeys(
             ("weight", "bias", "class_weight", "class_bias")

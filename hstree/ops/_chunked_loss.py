@@ -16,8 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree import _onednn
-from hstree._numerics import is_low, is_transformed, sum_dtype
+from hstree._checks import in_torch_func
+from hstree._numerics import (
+    is_low,
+    is_transformed,
+    onednn_is_faster,
+    sum_dtype,
+    write_onednn_product,
+)
 from hstree.ops._gradient import once, register_gradient
 from hstree.ops._recycled import recycled
 
@@ -76,8 +82,8 @@ def write_product(out: Tensor, a: Tensor, b: Tensor, addend: Tensor | None = Non
     the CPU torch rounds products of bfloat16 to 16 bits, which gradients have anyway."""
     if a.dtype == torch.float16 and not a.is_cuda:  # faster
         a, b = a.float(), b.float()
-    if _onednn.is_faster(a, b):
-        _onednn.write_product(out, a, b, addend)
+    if onednn_is_faster(a, b):
+        write_onednn_product(out, a, b, addend)
         return
     if a.dtype == out.dtype:
         options: dict[str, Any] = {}
@@ -214,7 +220,7 @@ class ChunkedLoss:
                 "backward": staticmethod(self._gradient),
             },
         )
-        self.call = register_gradient(function)
+        self.function, self.record = function, register_gradient(self.op, function)
 
     @staticmethod
     def _define(name: str, arguments: str, results: str, kernel: Any, fake: Any) -> Any:
@@ -235,7 +241,10 @@ class ChunkedLoss:
         with_loss = torch.is_grad_enabled() and reduction != "none" and not is_transformed()
         wanted = [with_loss and t is not None and t.requires_grad for t in problem[:GRADIENTS]]
         mean = reduction == "mean"
-        log_prob, loss, *_ = self.call(*problem, row_weight, mean, wanted)
+        run = self.op
+        if (torch.is_grad_enabled() or is_transformed()) and not torch.compiler.is_compiling():
+            run = self.function.apply if in_torch_func() else self.record
+        log_prob, loss, *_ = run(*problem, row_weight, mean, wanted)
         if reduction == "none":
             loss = -log_prob
             if row_weight is not None:

@@ -7,7 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hstree._checks import in_torch_func
+from hstree._numerics import is_transformed
 from hstree.ops._gradient import once, register_gradient
+
+_op = torch.ops.hstree.feature_gather.default
 
 
 def feature_gather(hidden: Tensor, feature_index: Tensor) -> Tensor:
@@ -37,7 +41,10 @@ def feature_gather(hidden: Tensor, feature_index: Tensor) -> Tensor:
         >>> feature_gather(torch.tensor([[1.0, 2.0, 3.0]]), index)
         tensor([[[1., 3.]]])
     """
-    output: Tensor = _feature_gather(hidden, feature_index)
+    run: Any = _op
+    if (torch.is_grad_enabled() or is_transformed()) and not torch.compiler.is_compiling():
+        run = FeatureGather.apply if in_torch_func() else _record
+    output: Tensor = run(hidden, feature_index)
     return output
 
 
@@ -56,7 +63,7 @@ def _backward_fake(grad: Tensor, feature_index: Tensor, in_features: int) -> Ten
 
 
 class FeatureGather(torch.autograd.Function):
-    forward: Any = torch.ops.hstree.feature_gather.default
+    forward: Any = _op
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -72,4 +79,4 @@ class FeatureGather(torch.autograd.Function):
 
 torch.library.register_fake("hstree::feature_gather", _fake)
 torch.library.register_fake("hstree::feature_gather_backward", _backward_fake)
-_feature_gather = register_gradient(FeatureGather)
+_record = register_gradient(_op, FeatureGather)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hstree._checks import in_torch_func
 from hstree._numerics import autocasts, is_transformed, sum_dtype
 from hstree.ops import _kernels
-from hstree.ops._gradient import once, register_gradient
+from hstree.ops._gradient import once, recorder, register_gradient
 from hstree.ops._row_sparse import cast, sparse_gradient
+
+_op = torch.ops.hstree.group_log_prob.default
 
 
 def group_log_prob(
@@ -83,20 +87,23 @@ def group_log_prob(
 
     Source: Goodman, Classes for fast maximum entropy training, ICASSP 2001.
     """
-    if autocasts(hidden.device) and hidden.is_floating_point():
-        if has_tensor_cores(weight) and weight.dtype != torch.float64:
-            low = torch.get_autocast_dtype(weight.device.type)
-            weight, bias = cast(weight, low), None if bias is None else cast(bias, low)
+    low = has_tensor_cores(weight)
+    castable = (low or hidden.dtype != weight.dtype) and hidden.is_floating_point()
+    if castable and autocasts(hidden.device):
+        if low and weight.dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(weight.device.type)
+            weight, bias = cast(weight, dtype), None if bias is None else cast(bias, dtype)
         hidden = hidden.to(weight.dtype)
-    tables = target, cluster, order, begin, max_width
+    run: Any = _op
+    if (torch.is_grad_enabled() or is_transformed()) and not torch.compiler.is_compiling():
+        run = _GroupLogProb.apply if in_torch_func() else _record
     if sparse and torch.is_grad_enabled() and not is_transformed():
+        run = _record_sparse
         if torch.compiler.is_compiling():
             from hstree._uncompiled import uncompiled
 
-            uncompiled_log_prob: Tensor = uncompiled(_sparse, hidden, weight, bias, *tables)
-            return uncompiled_log_prob
-        return _sparse(hidden, weight, bias, *tables)
-    log_prob: Tensor = _call(hidden, weight, bias, *tables)[0]
+            run = partial(uncompiled, run)
+    log_prob: Tensor = run(hidden, weight, bias, target, cluster, order, begin, max_width)[0]
     return log_prob
 
 
@@ -158,7 +165,7 @@ def _backward_fake(
 
 
 class _GroupLogProb(torch.autograd.Function):
-    forward: Any = torch.ops.hstree.group_log_prob.default
+    forward: Any = _op
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -170,53 +177,39 @@ class _GroupLogProb(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_log_prob: Tensor | None, *_: Any) -> Any:
-        if grad_log_prob is None:
-            return (None,) * 8
-        *tensors, saved, rows = ctx.saved_tensors
-        needed = ctx.needs_input_grad[:3]
-        op = torch.ops.hstree.group_log_prob_backward.default
-        arguments = *tensors, ctx.max_width, saved, rows, needed, False
-        gradients = once("group_log_prob", op, grad_log_prob, *arguments)
-        wanted = zip(gradients, needed, strict=False)
-        return *(gradient if need else None for gradient, need in wanted), *[None] * 5
+        return _gradients(ctx, grad_log_prob, False)
 
 
-class _Sparse(torch.autograd.Function):
+class _Sparse(_GroupLogProb):
     """Row-sparse gradients of weight and bias."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        output = torch.ops.hstree.group_log_prob.default(*inputs)
-        _GroupLogProb.setup_context(ctx, inputs, output)
-        return output
-
-    @staticmethod
     def backward(ctx: Any, grad_log_prob: Tensor | None, *_: Any) -> Any:
-        if grad_log_prob is None:
-            return (None,) * 8
-        *tensors, saved, rows = ctx.saved_tensors
-        _hidden, weight, bias, *_tables = tensors
-        of_hidden, of_weight, of_bias = needed = ctx.needs_input_grad[:3]
-        sparse = of_weight or of_bias  # on CUDA the indices wait for the device
-        op = torch.ops.hstree.group_log_prob_backward.default
-        arguments = *tensors, ctx.max_width, saved, rows, needed, sparse
-        grad_hidden, of_classes, of_biases, index, bias_index = once(
-            "group_log_prob", op, grad_log_prob, *arguments
-        )
-        grad_weight = grad_bias = None
-        # Classes are distinct and increase, also those of a tree's biases.
-        if of_weight:
-            grad_weight = sparse_gradient(weight, index, of_classes, distinct=True)
-        if of_bias:
-            grad_bias = sparse_gradient(bias, bias_index, of_biases, distinct=True)
-        return grad_hidden if of_hidden else None, grad_weight, grad_bias, *[None] * 5
+        return _gradients(ctx, grad_log_prob, True)
 
 
-def _sparse(*inputs: Any) -> Tensor:
-    log_prob: Tensor = _Sparse.apply(*inputs)[0]  # type: ignore[no-untyped-call]
-    return log_prob
+def _gradients(ctx: Any, grad_log_prob: Tensor | None, sparse: bool) -> Any:
+    if grad_log_prob is None:
+        return (None,) * 8
+    *tensors, saved, rows = ctx.saved_tensors
+    _hidden, weight, bias, *_tables = tensors
+    _of_hidden, of_weight, of_bias = needed = ctx.needs_input_grad[:3]
+    sparse = sparse and (of_weight or of_bias)  # on CUDA the indices wait for the device
+    op = torch.ops.hstree.group_log_prob_backward.default
+    arguments = *tensors, ctx.max_width, saved, rows, needed, sparse
+    grad_hidden, grad_weight, grad_bias, index, bias_index = once(
+        "group_log_prob", op, grad_log_prob, *arguments
+    )
+    # Classes are distinct and increase, also those of a tree's biases.
+    if sparse and of_weight:
+        grad_weight = sparse_gradient(weight, index, grad_weight, distinct=True)
+    if sparse and of_bias:
+        grad_bias = sparse_gradient(bias, bias_index, grad_bias, distinct=True)
+    gradients = zip((grad_hidden, grad_weight, grad_bias), needed, strict=True)
+    return *(gradient if need else None for gradient, need in gradients), *[None] * 5
 
 
 torch.library.register_fake("hstree::group_log_prob", _fake)
 torch.library.register_fake("hstree::group_log_prob_backward", _backward_fake)
-_call = register_gradient(_GroupLogProb)
+_record = register_gradient(_op, _GroupLogProb)
+_record_sparse = recorder(_Sparse)

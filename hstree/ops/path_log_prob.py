@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hstree._checks import in_torch_func
 from hstree._numerics import autocasts, is_transformed, sum_dtype
 from hstree.ops import _kernels
-from hstree.ops._gradient import once, register_gradient
+from hstree.ops._gradient import once, recorder, register_gradient
 from hstree.ops._row_sparse import sparse_gradient
+
+_op = torch.ops.hstree.path_log_prob.default
 
 
 def path_log_prob(
@@ -85,17 +89,19 @@ def path_log_prob(
 
     Source: Morin and Bengio, Hierarchical probabilistic neural network language model, 2005.
     """
-    if autocasts(hidden.device) and hidden.is_floating_point():
+    if hidden.dtype != weight.dtype and hidden.is_floating_point() and autocasts(hidden.device):
         hidden = hidden.to(weight.dtype)
     tables = target, path_offset, path, leaf_position, feature_index, max_depth
+    run: Any = _op
+    if (torch.is_grad_enabled() or is_transformed()) and not torch.compiler.is_compiling():
+        run = _PathLogProb.apply if in_torch_func() else _record
     if sparse and torch.is_grad_enabled() and not is_transformed():
+        run = _record_sparse
         if torch.compiler.is_compiling():
             from hstree._uncompiled import uncompiled
 
-            uncompiled_log_prob: Tensor = uncompiled(_sparse, hidden, weight, bias, *tables)
-            return uncompiled_log_prob
-        return _sparse(hidden, weight, bias, *tables)
-    log_prob: Tensor = _call(hidden, weight, bias, *tables)[0]
+            run = partial(uncompiled, run)
+    log_prob: Tensor = run(hidden, weight, bias, *tables)[0]
     return log_prob
 
 
@@ -156,7 +162,7 @@ def _backward_fake(
 
 
 class _PathLogProb(torch.autograd.Function):
-    forward: Any = torch.ops.hstree.path_log_prob.default
+    forward: Any = _op
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -167,45 +173,37 @@ class _PathLogProb(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_log_prob: Tensor | None, *_: Any) -> Any:
-        if grad_log_prob is None:
-            return (None,) * 9
-        needed = ctx.needs_input_grad[:3]
-        op = torch.ops.hstree.path_log_prob_backward.default
-        _bias, *saved = ctx.saved_tensors
-        gradients = once("path_log_prob", op, grad_log_prob, *saved, needed, False)
-        wanted = zip(gradients, needed, strict=False)
-        return *(gradient if need else None for gradient, need in wanted), *[None] * 6
+        return _gradients(ctx, grad_log_prob, False)
 
 
 class _Sparse(_PathLogProb):
     """Row-sparse gradients of weight and bias."""
 
     @staticmethod
-    def forward(*inputs: Any) -> Any:
-        return torch.ops.hstree.path_log_prob.default(*inputs)
-
-    @staticmethod
     def backward(ctx: Any, grad_log_prob: Tensor | None, *_: Any) -> Any:
-        if grad_log_prob is None:
-            return (None,) * 9
-        bias, *saved = ctx.saved_tensors
-        _hidden, weight, *_tables = saved
-        of_hidden, of_weight, of_bias = needed = ctx.needs_input_grad[:3]
-        sparse = of_weight or of_bias  # on CUDA the index waits for the device
-        op = torch.ops.hstree.path_log_prob_backward.default
-        grad_hidden, of_nodes, of_biases, index = once(
-            "path_log_prob", op, grad_log_prob, *saved, needed, sparse
-        )
-        grad_weight = sparse_gradient(weight, index, of_nodes) if of_weight else None
-        grad_bias = sparse_gradient(bias, index, of_biases) if of_bias else None
-        return grad_hidden if of_hidden else None, grad_weight, grad_bias, *[None] * 6
+        return _gradients(ctx, grad_log_prob, True)
 
 
-def _sparse(*inputs: Any) -> Tensor:
-    log_prob: Tensor = _Sparse.apply(*inputs)[0]  # type: ignore[no-untyped-call]
-    return log_prob
+def _gradients(ctx: Any, grad_log_prob: Tensor | None, sparse: bool) -> Any:
+    if grad_log_prob is None:
+        return (None,) * 9
+    bias, *saved = ctx.saved_tensors
+    _hidden, weight, *_tables = saved
+    _of_hidden, of_weight, of_bias = needed = ctx.needs_input_grad[:3]
+    sparse = sparse and (of_weight or of_bias)  # on CUDA the index waits for the device
+    op = torch.ops.hstree.path_log_prob_backward.default
+    grad_hidden, grad_weight, grad_bias, index = once(
+        "path_log_prob", op, grad_log_prob, *saved, needed, sparse
+    )
+    if sparse and of_weight:
+        grad_weight = sparse_gradient(weight, index, grad_weight)
+    if sparse and of_bias:
+        grad_bias = sparse_gradient(bias, index, grad_bias)
+    gradients = zip((grad_hidden, grad_weight, grad_bias), needed, strict=True)
+    return *(gradient if need else None for gradient, need in gradients), *[None] * 6
 
 
 torch.library.register_fake("hstree::path_log_prob", _fake)
 torch.library.register_fake("hstree::path_log_prob_backward", _backward_fake)
-_call = register_gradient(_PathLogProb)
+_record = register_gradient(_op, _PathLogProb)
+_record_sparse = recorder(_Sparse)

@@ -7,7 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hstree._checks import in_torch_func
+from hstree._numerics import is_transformed
 from hstree.ops._gradient import once, register_gradient
+
+_op = torch.ops.hstree.piecewise.default
 
 
 def piecewise(input: Tensor, table: Tensor, radius: float) -> Tensor:
@@ -53,7 +57,10 @@ def piecewise(input: Tensor, table: Tensor, radius: float) -> Tensor:
         >>> piecewise(torch.tensor([-2.0, -1.0, 0.0, 0.5, 2.0]), table, 1.0)
         tensor([-3.0000,  0.0000,  3.0000,  3.5000,  5.0000])
     """
-    output: Tensor = _piecewise(input, table, radius)
+    run: Any = _op
+    if (torch.is_grad_enabled() or is_transformed()) and not torch.compiler.is_compiling():
+        run = Piecewise.apply if in_torch_func() else _record
+    output: Tensor = run(input, table, radius)
     return output
 
 
@@ -68,7 +75,7 @@ def _backward_fake(
 
 
 class Piecewise(torch.autograd.Function):
-    forward: Any = torch.ops.hstree.piecewise.default
+    forward: Any = _op
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
@@ -85,4 +92,4 @@ class Piecewise(torch.autograd.Function):
 
 torch.library.register_fake("hstree::piecewise", _fake)
 torch.library.register_fake("hstree::piecewise_backward", _backward_fake)
-_piecewise = register_gradient(Piecewise)
+_record = register_gradient(_op, Piecewise)

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hstree._checks import in_torch_func
 from hstree._numerics import is_transformed
 from hstree.ops._gradient import once, register_gradient
 from hstree.ops._recycled import recycled
+
+_op = torch.ops.hstree.target_log_softmax.default
 
 
 def target_log_softmax(
@@ -68,7 +71,10 @@ def target_log_softmax(
     monotonic pointwise non-linearities, ICML 2019; Kanai, Fujiwara, Yamanaka and Adachi,
     Sigsoftmax: reanalysis of the softmax bottleneck, NeurIPS 2018.
     """
-    log_prob: Tensor = _target_log_softmax(logits, target, c, k, table, radius)[0]
+    run: Any = _op
+    if (torch.is_grad_enabled() or is_transformed()) and not torch.compiler.is_compiling():
+        run = TargetLogSoftmax.apply if in_torch_func() else _record
+    log_prob: Tensor = run(logits, target, c, k, table, radius)[0]
     return log_prob
 
 
@@ -157,7 +163,7 @@ def _gradient_fake(
 
 
 class TargetLogSoftmax(torch.autograd.Function):
-    forward: Any = torch.ops.hstree.target_log_softmax.default
+    forward: Any = _op
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -182,4 +188,4 @@ class TargetLogSoftmax(torch.autograd.Function):
 torch.library.register_fake("hstree::target_log_softmax", _fake)
 torch.library.register_fake("hstree::target_log_softmax_backward_", _backward_fake)
 torch.library.register_fake("hstree::target_log_softmax_gradient_", _gradient_fake)
-_target_log_softmax = register_gradient(TargetLogSoftmax)
+_record = register_gradient(_op, TargetLogSoftmax)

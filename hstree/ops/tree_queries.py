@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hstree._checks import check_int
+from hstree._checks import check_int, in_torch_func
+from hstree._numerics import is_transformed
 from hstree.ops._composed_tree_log_softmax import (
     class_rows,
     composed_backward,
@@ -22,6 +23,8 @@ from hstree.ops._composed_tree_log_softmax import (
     without_class_rows,
 )
 from hstree.ops._gradient import once, register_gradient, register_no_gradient
+
+_op = torch.ops.hstree.tree_log_softmax.default
 
 
 def tree_log_softmax(
@@ -96,7 +99,10 @@ def tree_log_softmax(
         given, missing = ("score", "bias") if class_bias is None else ("bias", "score")
         raise ValueError(f"class_{missing}: expected a tensor with class_{given}, got None")
     if score.device.type in ("cpu", "cuda"):
-        log_prob: Tensor = _tree_log_softmax(
+        run: Any = _op
+        if (torch.is_grad_enabled() or is_transformed()) and not torch.compiler.is_compiling():
+            run = _TreeLogSoftmax.apply if in_torch_func() else _record
+        log_prob: Tensor = run(
             score, log_gate, node, edge, root_begin, n_classes, class_score, class_bias
         )
         return log_prob
@@ -130,7 +136,7 @@ def _log_softmax_backward_fake(
 
 
 class _TreeLogSoftmax(torch.autograd.Function):
-    forward: Any = torch.ops.hstree.tree_log_softmax.default
+    forward: Any = _op
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -398,7 +404,7 @@ torch.library.register_fake("hstree::tree_log_softmax_backward", _log_softmax_ba
 torch.library.register_fake("hstree::group_topk", _group_topk_fake)
 torch.library.register_fake("hstree::tree_topk", _tree_topk_fake)
 torch.library.register_fake("hstree::sample", _sample_fake)
-_tree_log_softmax = register_gradient(_TreeLogSoftmax)
+_record = register_gradient(_op, _TreeLogSoftmax)
 register_no_gradient("group_topk", "TreeEnsemble.topk")
 register_no_gradient("tree_topk", "TreeEnsemble.topk")
 register_no_gradient("sample", "TreeEnsemble.candidate_log_prob")

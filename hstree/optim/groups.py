@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, is_grad_enabled, nn
 
-from hstree._checks import check_nonnegative, check_number
+from hstree._checks import check_hidden, check_nonnegative, check_number
 
 LARGEST_FACTOR, FACTOR_TIMES_NORM = 8.0, 90.0
 """Of the learning rate; benchmarks/results/learning_rates.md."""
@@ -43,7 +43,7 @@ def groups_of_head(
 def _mean_norm(head: Any, hidden: Tensor | None) -> float:
     if hidden is None:
         return math.sqrt(head.in_features)
-    head.check_hidden(hidden)
+    check_hidden(hidden, head.in_features)
     norm = hidden.detach().float().norm(dim=-1).mean().item()
     return check_number("hidden: mean norm", norm, positive=True)
 

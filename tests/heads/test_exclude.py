@@ -192,7 +192,7 @@ def test_trees_score_no_more_than_they_need(monkeypatch: pytest.MonkeyPatch) -> 
     def refused(*arguments: Any) -> Any:
         raise AssertionError("all classes are scored")
 
-    monkeypatch.setattr(head, "mixed_log_prob", refused)
+    monkeypatch.setattr(head, "_of_all", refused)
     with torch.no_grad():
         values, _ = head.topk(hidden, 3, exclude=exclude)
         drawn = head.sample(hidden, 20, exclude=exclude)

@@ -26,6 +26,7 @@ from heads.support import (
 )
 from hstree.heads import Head, Softmax, TreeEnsemble
 from hstree.heads import trees as tree_module
+from hstree.heads.rows import topk_of_all
 from hstree.heads.trees import Groups, Paths
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
 from hstree.optim import AdamW
@@ -456,7 +457,8 @@ class Rows:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: dict[str, list[int]] = {"search": [], "groups": [], "all": []}
-        search, rank, every = tree_module.tree_topk, tree_module.group_topk, Head.topk_rows
+        search, rank = tree_module.tree_topk, tree_module.group_topk
+        every = tree_module.topk_of_all
 
         def of_search(**arguments: Any) -> Any:
             self.seen["search"].append(len(arguments["hidden"]))
@@ -466,13 +468,13 @@ class Rows:
             self.seen["groups"].append(len(arguments["class_score"]))
             return rank(**arguments)
 
-        def of_all(head: Head, hidden: Tensor, k: int, *more: Any) -> Any:
+        def of_all(head: Head, columns: int, hidden: Tensor, *more: Any) -> Any:
             self.seen["all"].append(len(hidden))
-            return every(head, hidden, k, *more)
+            return every(head, columns, hidden, *more)
 
         monkeypatch.setattr(tree_module, "tree_topk", of_search)
         monkeypatch.setattr(tree_module, "group_topk", of_groups)
-        monkeypatch.setattr(Head, "topk_rows", of_all)
+        monkeypatch.setattr(tree_module, "topk_of_all", of_all)
 
     def take(self) -> list[list[int]]:
         seen = list(self.seen.values())
@@ -590,10 +592,12 @@ def test_chunks_of_rows(rows: int, device: torch.device, monkeypatch: pytest.Mon
     head = randomise(ensemble("groups", 2, gate="context").double()).to(device)
     hidden = draw(rows, D, dtype=torch.float64).to(device)
     with torch.no_grad():
-        expected = head.mixed_log_prob(hidden, head.log_gate(hidden))
+        expected = head._of_all(hidden, 1.0)
         monkeypatch.setitem(CHUNK_BYTES, device.type, 2 * 8 * head.numbers_of_a_row(device))
         torch.testing.assert_close(head.log_prob(hidden), expected)
-        for values, classes in (Head.topk_rows(head, hidden, 4), head.topk(hidden, 4)):
+        columns = head.numbers_of_a_row(device)
+        every = topk_of_all(head, columns, hidden, 4, None)
+        for values, classes in (every, head.topk(hidden, 4)):
             torch.testing.assert_close(values, expected.topk(4)[0])
             torch.testing.assert_close(values, expected.gather(1, classes))
     values, classes = head.topk(hidden, 4)

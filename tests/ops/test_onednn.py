@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import hstree
-from hstree import _onednn
+from hstree import _numerics
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN"
@@ -40,40 +40,41 @@ def test_product(
     shape: tuple[int, int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_onednn, "PANEL", panel)
+    monkeypatch.setattr(_numerics, "ONEDNN_PANEL", panel)
     rows, inner, columns = shape
     a, b = torch.randn(rows, inner), torch.randn(inner, columns)
     exact = a.double() @ b.double()
     a, b = laid_out(a, first), laid_out(b, second)
     close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-5)
-    close(_onednn.product(a, b).double(), exact)
+    close(_numerics.onednn_product(a, b).double(), exact)
     close(
-        _onednn.product(a.expand(2, -1, -1), b.expand(2, -1, -1)).double(), exact.expand(2, -1, -1)
+        _numerics.onednn_product(a.expand(2, -1, -1), b.expand(2, -1, -1)).double(),
+        exact.expand(2, -1, -1),
     )
     out = laid_out(torch.zeros(rows, columns), "rows with gaps")
     for addend in (torch.randn(columns), torch.randn(rows, 1)):
-        _onednn.write_product(out, a, b, addend)
+        _numerics.write_onednn_product(out, a, b, addend)
         close(out.double(), exact + addend.double())
     before = out.double()
-    _onednn.write_product(out, a, b, out)
+    _numerics.write_onednn_product(out, a, b, out)
     close(out.double(), before + exact)
 
 
 @pytest.fixture
 def mkl_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_onednn, "_beats_mkl", lambda: True)
+    monkeypatch.setattr(_numerics, "_beats_mkl", lambda: True)
 
 
 @pytest.mark.usefixtures("mkl_is_slow")
 def test_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = torch.randn(256, 128), torch.randn(128, 256)
-    assert _onednn.is_faster(a, b)
-    assert _onednn.is_faster(nn.Parameter(a), b.t().contiguous().t())
-    assert not _onednn.is_faster(a[:16], b)  # too small
-    assert not _onednn.is_faster(a.double(), b.double())
-    assert not _onednn.is_faster(a.to("meta"), b.to("meta"))
+    assert _numerics.onednn_is_faster(a, b)
+    assert _numerics.onednn_is_faster(nn.Parameter(a), b.t().contiguous().t())
+    assert not _numerics.onednn_is_faster(a[:16], b)  # too small
+    assert not _numerics.onednn_is_faster(a.double(), b.double())
+    assert not _numerics.onednn_is_faster(a.to("meta"), b.to("meta"))
     monkeypatch.setattr(torch._C, "_get_mkldnn_enabled", lambda: False)  # torch.backends.mkldnn
-    assert not _onednn.is_faster(a, b)
+    assert not _numerics.onednn_is_faster(a, b)
 
 
 HEADS = {
@@ -89,10 +90,10 @@ HEADS = {
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_use_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the gradients of float64, in training and for log-probabilities of all classes."""
-    monkeypatch.setattr(_onednn, "LEAST", 2**10)
+    monkeypatch.setattr(_numerics, "ONEDNN_LEAST", 2**10)
     calls = []
-    product = _onednn._product
-    monkeypatch.setattr(_onednn, "_product", lambda a, b: calls.append(a.shape) or product(a, b))
+    product = _numerics._onednn
+    monkeypatch.setattr(_numerics, "_onednn", lambda a, b: calls.append(a.shape) or product(a, b))
     torch.manual_seed(0)
     head, hidden, target = HEADS[name](), torch.randn(60, 64), torch.randint(520, (60,))
     for parameter in head.parameters():
@@ -119,7 +120,7 @@ def test_heads_use_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("mkl_is_slow")
 def test_derivatives_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of gradients, second derivatives and the transforms of torch.func."""
-    monkeypatch.setattr(_onednn, "LEAST", 2**10)
+    monkeypatch.setattr(_numerics, "ONEDNN_LEAST", 2**10)
     head, hidden = hstree.Softmax(64, 520), torch.randn(60, 64, requires_grad=True)
     log_prob, by_row = head.log_prob(hidden), torch.randn(3, 60, 520)
     single = [torch.autograd.grad(log_prob, hidden, v, retain_graph=True)[0] for v in by_row]

@@ -42,3 +42,10 @@ def test_dtypes() -> None:
 def test_on_the_device(device: torch.device) -> None:
     target = torch.tensor([3, -100, 0], device=device)
     assert mark_targets(target, 5, -100).tolist() == [3, -1, 0]
+
+
+def test_classes_alone_are_returned_as_they_are() -> None:
+    """By which a head sees that no row is ignored."""
+    target = torch.tensor([3, 0, 4])
+    assert mark_targets(target, 5, -100) is target
+    assert mark_targets(target, 5, 3) is not target

@@ -92,7 +92,7 @@ def test_trees_are_walked_down(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("log-probabilities of all classes")
 
     monkeypatch.setattr(Head, "log_prob", refuse)
-    monkeypatch.setattr(TreeEnsemble, "mixed_log_prob", refuse)
+    monkeypatch.setattr(TreeEnsemble, "_of_all", refuse)
     assert [generate(model, [3], 9, 2, **options) for options in every_option] == expected
     for options in ({"temperature": 1.0}, {"top_p": 1.0}):
         with pytest.raises(AssertionError, match="all classes"):
