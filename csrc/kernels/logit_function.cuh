@@ -130,10 +130,7 @@ __device__ __forceinline__ S block_sum(S value, S* scratch) {
   __syncthreads();
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
   __syncthreads();
-  S sum = 0;
-#pragma unroll
-  for (int warp = 0; warp < Threads / 32; ++warp) sum += scratch[warp];
-  return sum;
+  return warp_sum(threadIdx.x % 32 < Threads / 32 ? scratch[threadIdx.x % 32] : S(0));
 }
 
 template <int Threads, typename S>
@@ -142,10 +139,7 @@ __device__ __forceinline__ S block_max(S value, S* scratch) {
   __syncthreads();
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
   __syncthreads();
-  S largest = scratch[0];
-#pragma unroll
-  for (int warp = 1; warp < Threads / 32; ++warp) largest = scratch[warp] > largest ? scratch[warp] : largest;
-  return largest;
+  return warp_max(scratch[threadIdx.x % (Threads / 32)]);
 }
 
 // ---- functions of a logit; see LogitFunction. value and derivative accept any point, also infinities and

@@ -12,7 +12,7 @@ typedef struct CUstream_st* cudaStream_t;
 
 namespace hstree {
 
-// x [count]: contiguous, of 16 bits (other types throw); factor: one float32, on the device.
+// x [count]: contiguous, not of float64 (which throws); factor: one float32, on the device.
 void scale(ScalarType type, void* x, int64_t count, const float* factor, cudaStream_t stream);
 
 }  // namespace hstree

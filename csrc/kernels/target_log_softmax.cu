@@ -6,13 +6,16 @@ namespace {
 
 constexpr int max_threads = 256;
 constexpr int64_t ignored_row = -1;
+// Threads of a block for a long row: those of a multiprocessor.
+template <typename S>
+constexpr int wide_threads = 4096 / sizeof(S);
 
 // ---- rows of classes, divided among threads in groups of 16 bytes. In both classes below, V fixes which
 // thread has which class, and the order of every sum.
 //
-// each(step) calls step(begin, values) with the groups of this thread, bias added; values beyond V are -inf. fill(value)
-// writes value to the whole row of results, write(begin, values) one group, rounded to Out. max and sum reduce one
-// value of each thread and return the result to all.
+// each(step) calls step(begin, values) with the groups of this thread, bias added; values beyond V are -inf. rewrite(step)
+// also writes what step leaves in values, rounded to Out, and fill(value) writes value to the whole row. max and sum
+// reduce one value of each thread and return the result to all.
 
 template <typename S>
 __device__ __forceinline__ void add_bias(const S* bias, int64_t begin, int64_t classes,
@@ -38,7 +41,7 @@ class MemoryRow {
     double sum[RowThreads / 32];
   };
 
-  // bias: may be null. out: may be x.
+  // bias: may be null. out: may be x, in 16 bits too, where it takes the first half of the memory of the row.
   __device__ MemoryRow(const S* x, const S* bias, Out* out, int64_t classes, Scratch* scratch)
       : x_(x),
         bias_(bias),
@@ -47,38 +50,26 @@ class MemoryRow {
         aligned_(aligned_to_16(x)),
         out_aligned_(aligned_to_16(out)),
         scratch_(scratch) {}
-  __device__ MemoryRow(const S* x, const S* bias, int64_t classes, Scratch* scratch)
-      : MemoryRow(x, bias, nullptr, classes, scratch) {}
+  __device__ MemoryRow(const S* x, int64_t classes, Scratch* scratch)
+      : MemoryRow(x, nullptr, nullptr, classes, scratch) {}
   static __device__ __forceinline__ int64_t first() {
     return int64_t(blockIdx.x) * rows + threadIdx.x / RowThreads;
   }
   static __device__ __forceinline__ int thread() { return threadIdx.x % RowThreads; }
+  __device__ __forceinline__ S at(int64_t v) const { return x_[v] + (bias_ == nullptr ? S(0) : bias_[v]); }
   template <typename Step>
   __device__ __forceinline__ void each(const Step& step) const {
-    for (int64_t begin = thread() * group; begin < classes_; begin += RowThreads * group) {
-      S value[group];
-      load_group<S>(x_, begin, classes_, aligned_, S(-INFINITY), value);
-      add_bias(bias_, begin, classes_, value);
-      step(begin, value);
-    }
+    pass<false>(step);
+  }
+  template <typename Step>
+  __device__ __forceinline__ void rewrite(const Step& step) const {
+    pass<true>(step);
   }
   __device__ __forceinline__ void fill(S constant) const {
     S value[group];
 #pragma unroll
     for (int k = 0; k < group; ++k) value[k] = constant;
     for (int64_t begin = thread() * group; begin < classes_; begin += RowThreads * group) write(begin, value);
-  }
-  __device__ __forceinline__ void write(int64_t begin, const S (&value)[group_size<S>]) const {
-    Out rounded[group];
-#pragma unroll
-    for (int k = 0; k < group; ++k) store(rounded + k, value[k]);
-    if (out_aligned_ && begin + group <= classes_) {
-      store_pack(out_ + begin, rounded);
-    } else {
-#pragma unroll
-      for (int k = 0; k < group; ++k)
-        if (begin + k < classes_) out_[begin + k] = rounded[k];
-    }
   }
   __device__ __forceinline__ S max(S value) const {
     if constexpr (RowThreads == 32) {
@@ -97,6 +88,56 @@ class MemoryRow {
 
  private:
   static constexpr int group = group_size<S>;
+  // Every thread reads the group after the one that it has. In 16 bits the results of step i take the memory of
+  // logits that were read in step i / 2: after a wait in step i, when those of step i + 1 are read, the results of
+  // the steps up to 2 i + 3 may be written. So all wait in the steps 0, 4, 12, 28, ...
+  template <bool Writes, typename Step>
+  __device__ __forceinline__ void pass(const Step& step) const {
+    constexpr int64_t width = RowThreads * group;
+    S next[group];
+    int64_t begin = thread() * group;
+    load(begin, next);
+    for (; begin < classes_ + thread() * group; begin += width) {
+      S value[group];
+#pragma unroll
+      for (int k = 0; k < group; ++k) value[k] = next[k];
+      load(begin + width, next);
+      add_bias(bias_, begin, classes_, value);
+      step(begin, value);
+      if constexpr (Writes) {
+        const int64_t i = begin / width;
+        if (i == 0 || (sizeof(Out) < sizeof(S) && ((i + 4) & (i + 3)) == 0)) wait();
+        write(begin, value);
+      }
+    }
+  }
+  // A wide row leaves the L1 cache to the bias, which all rows read.
+  __device__ __forceinline__ void load(int64_t begin, S (&value)[group]) const {
+    if (RowThreads == wide_threads<S> && aligned_ && begin + group <= classes_) {
+      unpack_group<S>(__ldcg(reinterpret_cast<const uint4*>(x_ + begin)), value);
+    } else {
+      load_group<S>(x_, begin, classes_, aligned_, S(-INFINITY), value);
+    }
+  }
+  __device__ __forceinline__ void wait() const {
+    if constexpr (RowThreads == 32) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
+  __device__ __forceinline__ void write(int64_t begin, const S (&value)[group_size<S>]) const {
+    Out rounded[group];
+#pragma unroll
+    for (int k = 0; k < group; ++k) store(rounded + k, value[k]);
+    if (out_aligned_ && begin + group <= classes_) {
+      store_pack(out_ + begin, rounded);
+    } else {
+#pragma unroll
+      for (int k = 0; k < group; ++k)
+        if (begin + k < classes_) out_[begin + k] = rounded[k];
+    }
+  }
   const S* x_;
   const S* bias_;
   Out* out_;
@@ -118,17 +159,11 @@ class RegisterRow {
   static constexpr int64_t most_classes = accesses * run;
   struct Scratch {};
 
-  __device__ RegisterRow(const S* x, const S* bias, int64_t classes, Scratch*)
-      : classes_(static_cast<int>(classes)) {
+  __device__ RegisterRow(const S* x, int64_t classes, Scratch*) : classes_(static_cast<int>(classes)) {
     const bool aligned = aligned_to_16(x);
 #pragma unroll
     for (int a = 0; a < accesses; ++a) {
       if (a * run < classes_) load_group<S>(x, begin_of(a), classes_, aligned, S(-INFINITY), value_[a]);
-    }
-    if (bias == nullptr) return;
-#pragma unroll
-    for (int a = 0; a < accesses; ++a) {
-      if (a * run < classes_) add_bias(bias, begin_of(a), classes_, value_[a]);
     }
   }
   static __device__ __forceinline__ int64_t first() { return int64_t(blockIdx.x) * rows + threadIdx.x / 32; }
@@ -163,49 +198,66 @@ struct ExpSum {
   double sum;
 };
 
-// Returns the same to all threads of the row, after all of them have read it. A logit of -inf adds 0,
-// whatever f is there. NaN in x, or all of x -inf: sum is NaN. +inf or an overflow of f: shift or sum is not
-// finite.
+// A thread's sum is relative to a value that is at most so far below the largest that it has seen.
+constexpr int most_lag = 8;
+
+// In one pass. Returns the same to all threads of the row, after all of them have read it. A logit of -inf adds 0,
+// whatever f is there. NaN in x, all of x -inf, +inf or an overflow of f: shift or sum is not finite.
 template <typename S, typename F, typename Row>
 __device__ __forceinline__ ExpSum<S> exp_sum(const F& function, const Row& row) {
   constexpr int group = group_size<S>;
-  S largest = -INFINITY;
+  // sum: of all but the largest, whose term in the result is then exactly 1. rest: what rounding took from sum,
+  // which is much for millions of classes.
+  S largest = -INFINITY, shift = -INFINITY, sum = 0, rest = 0;
   row.each([&](int64_t, const S(&value)[group]) {
+    S lower[group];
 #pragma unroll
-    for (int k = 0; k < group; ++k) largest = value[k] > largest ? value[k] : largest;
-  });
-  largest = row.max(largest);
-  const S shift = function.value(function.at(largest));
-  // rest: what rounding took from sum, which is much for millions of classes.
-  S sum = largest == -INFINITY ? S(NAN) : S(0), rest = 0;
-  row.each([&](int64_t, const S(&value)[group]) {
+    for (int k = 0; k < group; ++k) {
+      const S y = value[k] == -INFINITY ? value[k] : function.value(function.at(value[k]));
+      lower[k] = y > largest ? largest : y;
+      largest = y > largest ? y : largest;
+    }
+    if (largest > shift + most_lag) {
+      const S factor = exponential(shift - largest);
+      sum *= factor;
+      rest *= factor;
+      shift = largest;
+    }
     S part = 0;
 #pragma unroll
     for (int k = 0; k < group; ++k) {
-      if (value[k] != -INFINITY) part += exponential(function.value(function.at(value[k])) - shift);
+      if (lower[k] != -INFINITY) part += exponential(lower[k] - shift);
     }
     const S before = sum;
     sum += part;
     rest += part - (sum - before);
   });
-  return {shift, row.sum(static_cast<double>(sum) + static_cast<double>(rest))};
+  const S most = row.max(largest);
+  const double others = static_cast<double>(sum) + static_cast<double>(rest);
+  return {most, row.sum(exponential(largest - most) + others * exponential(shift - most))};
+}
+
+// log p of a logit.
+template <typename S, typename F>
+__device__ __forceinline__ S log_prob_of(const F& function, S logit, const ExpSum<S>& all, double log_sum) {
+  const S value = logit == -INFINITY ? logit : function.value(function.at(logit));
+  return static_cast<S>((double(value) - double(all.shift)) - log_sum);
 }
 
 // log_normalizer[r] = log sum_v exp f(x[r, v]);  log_prob[r] = f(x[r, target[r]]) - log_normalizer[r]
-// logits x [R, V], to which bias [V] is added unless it is null, log_prob, log_normalizer [R] of one type S, float32 or float64; target [R] int64;
+// logits x [R, V], log_prob, log_normalizer [R] of one type S, float32 or float64; target [R] int64;
 //   contiguous. F: the function f, increasing.
 // Target -1: log_prob and log_normalizer are 0; other targets outside [0, V): NaN. R = 0: not launched.
 // f(x) - f(max x), its exp and the compensated sum of a thread are in S, the rest in float64. log_prob is
 //   (f(x) - f(max x)) - log sum, accurate to rounding for large logits too. A logit of -inf has probability
 //   0. All logits -inf, a NaN, +inf or an overflow of f give NaN.
-// Work O(R V): f and exp once for each logit. Bytes: logits once from memory; MemoryRow reads them once more
-//   from cache. Keeps log_normalizer for backward. No atomics; the order of every sum is fixed by V:
+// Work O(R V): f and exp once for each logit. Bytes: logits once. Keeps log_normalizer for backward. No atomics; the order of every sum is fixed by V:
 //   deterministic.
 // One warp or one block for each row (see Row); its threads stride over the row's groups of 16 bytes.
 template <typename S, typename F, typename Row>
 __global__ void __launch_bounds__(Row::threads)
-    target_log_softmax_kernel(F function, MonotoneSizes sizes, const S* logits, const S* bias,
-                              const int64_t* targets, S* log_prob, S* log_normalizer) {
+    target_log_softmax_kernel(F function, MonotoneSizes sizes, const S* logits, const int64_t* targets,
+                              S* log_prob, S* log_normalizer) {
   __shared__ typename Row::Scratch scratch;
   const int64_t r = Row::first();
   if (r >= sizes.rows) return;
@@ -215,13 +267,12 @@ __global__ void __launch_bounds__(Row::threads)
     return;
   }
   const S* x = logits + r * sizes.stride;
-  const Row row(x, bias, sizes.classes, &scratch);
-  const S chosen = x[target] + (bias == nullptr ? S(0) : bias[target]);
+  const S chosen = x[target];
+  const Row row(x, sizes.classes, &scratch);
   const ExpSum<S> all = exp_sum<S>(function, row);
   if (Row::thread() != 0) return;
   const double log_sum = log(all.sum);
-  const S value = chosen == -INFINITY ? chosen : function.value(function.at(chosen));
-  log_prob[r] = static_cast<S>((double(value) - double(all.shift)) - log_sum);
+  log_prob[r] = log_prob_of(function, chosen, all, log_sum);
   log_normalizer[r] = static_cast<S>(double(all.shift) + log_sum);
 }
 
@@ -282,27 +333,28 @@ constexpr bool sums_table<Piecewise<S, Width>> = true;
 // Threads of a multiprocessor in backward, limited by registers.
 template <typename S>
 constexpr int backward_threads = sizeof(S) == 8 ? 768 : 1024;
-// Threads of a block for a row: more with sums of a table, since its window grows with them.
+// Threads of a block for a row: those of a wide one with sums of a table, since its window grows with them.
 template <typename S, typename F>
-constexpr int row_threads = sums_table<F> ? int(4096 / sizeof(S)) : 256;
+constexpr int row_threads = sums_table<F> ? wide_threads<S> : 256;
 
 constexpr double large_normalizer = 64;
 
 // out[r, v] = g f'(x[r, v]), g = grad_log_prob[r] ([v = target[r]] - p),
 //   p = exp(f(x[r, v]) - log_normalizer[r])
 // sums[j, m] = sum of g * w_m over the logits of interval j, w_m as at piecewise_backward_kernel, if f has a table
-// logits x [R, V], bias [V] as above, grad_log_prob, log_normalizer [R] of one type S, float32 or float64; target [R] int64;
-//   table [K, Width] S; contiguous; out [R, V] of Row::Result, which is S or has 16 bits: the logits themselves,
-//   or other rows of contiguous numbers. F: the function f. workspace: zero except for largest, which
-//   largest_row_grad_kernel wrote; ignored without a table.
+// logits x [R, V], to which bias [V] is added unless it is null, grad_log_prob, log_normalizer [R] of one type S,
+//   float32 or float64; target [R] int64; table [K, Width] S; contiguous; out [R, V] of Row::Result, which is S or
+//   has 16 bits: other rows of contiguous numbers, or the memory of the logits, row by row. F: the function f.
+//   workspace: zero except for largest, which largest_row_grad_kernel wrote; ignored without a table.
+// log_normalizer null: it is computed, and log_prob [R] is written, as by target_log_softmax_kernel.
 // Target -1: zeros, nothing added to the sums. A log_normalizer that is not finite, or another target outside
 //   [0, V): NaN, also in row 0 of the sums. Otherwise a logit of -inf has gradient 0 and adds nothing. R = 0:
 //   not launched.
 // Computed in S. If |log_normalizer| is above large_normalizer, rounding it would cost accuracy in p: it is
-//   summed again and kept as two terms. Sums in 64-bit integers inside [-R, R] of the table, in float64
+//   summed again; a computed one is kept as two terms. Sums in 64-bit integers inside [-R, R] of the table, in float64
 //   outside.
-// Work O(R V): f and exp once for each logit. Bytes: logits read once and written once; with a table one
-//   interval of it and Width integers for each logit.
+// Work O(R V): f and exp once for each logit, twice with a computed log_normalizer. Bytes: logits read once, and once
+//   more from cache for it, and written once; with a table one interval of it and Width integers for each logit.
 // Integer atomics, only for the sums, in shared memory for the window. Deterministic on every device.
 // Warps or blocks (see Row) stride over the rows; the threads of each stride over the row's groups of 16
 //   bytes. SigSoftmax: Kanai et al., "Sigsoftmax: reanalysis of the softmax bottleneck" (NeurIPS 2018).
@@ -320,18 +372,24 @@ __global__ void __launch_bounds__(Row::threads, backward_threads<S> / Row::threa
     Row row(logits + r * sizes.stride, bias, out + r * out_stride, sizes.classes, &scratch);
     const int64_t target = tensors.target[r];
     const S grad = static_cast<const S*>(tensors.grad_log_prob)[r];
-    S shift = static_cast<const S*>(tensors.log_normalizer)[r], rest = 0;
-    if (target < 0 || target >= sizes.classes || shift - shift != 0) {
+    const bool known = tensors.log_normalizer != nullptr, is_class = target >= 0 && target < sizes.classes;
+    S shift = known ? static_cast<const S*>(tensors.log_normalizer)[r] : S(0), rest = 0;
+    S normalizer = is_class ? shift : S(NAN), log_prob = target == ignored_row ? S(0) : S(NAN);
+    if (is_class && (!known || shift > large_normalizer || shift < -large_normalizer) && shift - shift == 0) {
+      const S chosen = row.at(target);
+      const ExpSum<S> all = exp_sum<S>(function, row);
+      shift = all.shift;
+      rest = logarithm(static_cast<S>(all.sum));
+      normalizer = shift + rest;
+      if (Row::thread() == 0) log_prob = log_prob_of(function, chosen, all, log(all.sum));
+    }
+    if (!known && Row::thread() == 0) static_cast<S*>(tensors.log_prob)[r] = log_prob;
+    if (normalizer - normalizer != 0) {
       if (target != ignored_row && Row::thread() == 0) sums.add_nan();
       row.fill(target == ignored_row ? S(0) : S(NAN));
       continue;
     }
-    if (shift > large_normalizer || shift < -large_normalizer) {
-      const ExpSum<S> all = exp_sum<S>(function, row);
-      shift = all.shift;
-      rest = logarithm(static_cast<S>(all.sum));
-    }
-    row.each([&](int64_t begin, S(&value)[group]) {
+    row.rewrite([&](int64_t begin, S(&value)[group]) {
 #pragma unroll
       for (int k = 0; k < group; ++k) {
         if (value[k] == -INFINITY) {
@@ -344,7 +402,6 @@ __global__ void __launch_bounds__(Row::threads, backward_threads<S> / Row::threa
         sums.add(point, g);
         value[k] = g * function.derivative(point);
       }
-      row.write(begin, value);
     });
   }
   sums.finish(blockIdx.x, &sum_scratch);
@@ -365,28 +422,30 @@ void with_function(const LogitFunction& function, Run run) {
   run(GeneralizedSigSoftmax<S>(function));
 }
 
-// Calls run(TypeTag<Row>()): Warp for rows of few classes, otherwise Block. A row of up to 4 KiB fits into
-// the registers of a warp; a block would leave most of its threads idle.
-template <typename S, typename Warp, typename Block, typename Run>
+// Calls run(TypeTag<Row>()): Warp for rows of few classes, Block, or Wide for many. A row of up to 4 KiB fits into
+// the registers of a warp; a block would leave most of its threads idle. From 64 KiB on a multiprocessor has one row
+// at a time, so that the second pass over the rows of all of them finds them in the L2 cache.
+template <typename S, typename Warp, typename Block, typename Wide, typename Run>
 void with_row(const MonotoneSizes& sizes, Run run) {
   if (sizes.classes <= RegisterRow<S>::most_classes) return run(TypeTag<Warp>());
-  run(TypeTag<Block>());
+  if (sizes.classes <= 16 * RegisterRow<S>::most_classes) return run(TypeTag<Block>());
+  run(TypeTag<Wide>());
 }
 
 }  // namespace
 
 void target_log_softmax(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
-                        const void* logits, const void* bias, const int64_t* target, void* log_prob,
-                        void* log_normalizer, cudaStream_t stream) {
+                        const void* logits, const int64_t* target, void* log_prob, void* log_normalizer,
+                        cudaStream_t stream) {
   if (sizes.rows == 0) return;
   dispatch_wide(type, [&](auto tag) {
     using S = typename decltype(tag)::type;
-    with_row<S, RegisterRow<S>, ForwardBlock<S>>(sizes, [&](auto row) {
+    with_row<S, RegisterRow<S>, ForwardBlock<S>, ForwardBlock<S>>(sizes, [&](auto row) {
       using Row = typename decltype(row)::type;
       with_function<S>(function, [&](auto f) {
         launch(target_log_softmax_kernel<S, decltype(f), Row>, grid_size(divide_up(sizes.rows, Row::rows)),
-               Row::threads, 0, stream, f, sizes, static_cast<const S*>(logits), static_cast<const S*>(bias),
-               target, static_cast<S*>(log_prob), static_cast<S*>(log_normalizer));
+               Row::threads, 0, stream, f, sizes, static_cast<const S*>(logits), target,
+               static_cast<S*>(log_prob), static_cast<S*>(log_normalizer));
       });
     });
   });
@@ -414,7 +473,8 @@ void target_log_softmax_backward(ScalarType type, const LogitFunction& function,
     const auto run_into = [&](auto f, auto* out, int64_t out_stride) {
       using F = decltype(f);
       using Out = std::remove_pointer_t<decltype(out)>;
-      with_row<S, BackwardWarp<S, Out>, BackwardBlock<S, row_threads<S, F>, Out>>(sizes, [&](auto row) {
+      using Block = BackwardBlock<S, row_threads<S, F>, Out>;
+      with_row<S, BackwardWarp<S, Out>, Block, BackwardBlock<S, wide_threads<S>, Out>>(sizes, [&](auto row) {
         using Row = typename decltype(row)::type;
         int64_t blocks = divide_up(sizes.rows, Row::rows);
         Window window;

@@ -21,12 +21,11 @@ struct MonotoneSizes {
   int64_t stride;   // from a row of logits to the next, at least V
 };
 
-// bias [V] is added to the logits; null: 0.
 // logits [R, V]; target [R]: -1 for an ignored row, others outside [0, V) give NaN; log_prob and
 // log_normalizer [R].
 void target_log_softmax(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
-                        const void* logits, const void* bias, const int64_t* target, void* log_prob,
-                        void* log_normalizer, cudaStream_t stream);
+                        const void* logits, const int64_t* target, void* log_prob, void* log_normalizer,
+                        cudaStream_t stream);
 
 // Size of the workspace of target_log_softmax_backward: 8 bytes for each element of the table, and 16 KiB;
 // 0 without a table.
@@ -35,17 +34,19 @@ int64_t monotone_workspace_bytes(const LogitFunction& function);
 struct MonotoneBackward {
   const void* grad_log_prob;   // [R]
   const int64_t* target;       // [R]
-  const void* log_normalizer;  // [R], from target_log_softmax
+  const void* log_normalizer;  // [R], from target_log_softmax; null: computed
+  void* log_prob;              // [R], written if log_normalizer is null
 };
 
-// Rows of 16-bit numbers, with gaps between them; none if rows is null.
+// Rows of 16-bit numbers, with gaps between them; none if rows is null. Each may begin where that of the logits
+// begins, and takes its memory.
 struct LowRows {
   void* rows = nullptr;
   int64_t stride = 0;                      // from a row to the next
   ScalarType type = ScalarType::bfloat16;  // or float16
 };
 
-// logits [R, V], and low [R, V], for logits in float32: the gradient with respect to them is rounded to low if
+// logits [R, V], to which bias [V] is added unless it is null, and low [R, V], for logits in float32: the gradient with respect to them is rounded to low if
 // that is given, and replaces the logits otherwise. grad_table: float64, shape of the table,
 // zero-filled if rows is 0, otherwise arbitrary; null if not needed. workspace: monotone_workspace_bytes,
 // zero-filled, aligned to 8 bytes. Without a table or grad_table, both are ignored.

@@ -1,5 +1,4 @@
-// hstree::scale_: multiplies numbers of 16 bits by one of float32, for gradients on CUDA, where the host must not read
-// it.
+// hstree::scale_: multiplies numbers by one of float32, for gradients on CUDA, where the host must not read it.
 #include "kernels/scale.h"
 
 #include "ops/cpu.h"
@@ -12,8 +11,8 @@ template <void (*kernel)(const Tensor& x, const Tensor& factor)>
 void scale_(const Tensor& x, const Tensor& factor) {
   const char* op = "hstree::scale_";
   const Dtype dtype = x.scalar_type();
-  check(dtype == Dtype::BFloat16 || dtype == Dtype::Half, op, ": x: expected dtype bfloat16 or float16, got ",
-        torch::headeronly::toString(dtype));
+  check(dtype == Dtype::Float || dtype == Dtype::BFloat16 || dtype == Dtype::Half, op,
+        ": x: expected dtype float32, bfloat16 or float16, got ", torch::headeronly::toString(dtype));
   check(x.is_contiguous(), op, ": x: expected a contiguous tensor, got shape ", shape_of(x));
   check(factor.numel() == 1, op, ": factor: expected one number, got shape ", shape_of(factor));
   check_dtype(op, "factor", factor, Dtype::Float);

@@ -15,7 +15,9 @@ cpu::MonotoneRows monotone_rows(const MonotoneArguments& a) {
 }
 
 void round_to(std::optional<Tensor> low, const Tensor& logits) {
-  if (low) torch::stable::copy_(*low, logits);
+  if (!low) return;
+  const bool same_memory = low->const_data_ptr() == logits.const_data_ptr();
+  torch::stable::copy_(*low, same_memory ? torch::stable::clone(logits) : logits);
 }
 
 std::tuple<Tensor, Tensor> target_log_softmax_cpu(const Tensor& logits, const Tensor& target, double c,
@@ -86,8 +88,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
       "target_log_softmax_backward_(Tensor(a!) logits, Tensor grad_log_prob, Tensor target, Tensor "
       "log_normalizer, float c, float k, Tensor? table, float radius, bool table_gradient=True, "
       "Tensor(b!)? low=None) -> Tensor");
-  // Forward and backward in one pass, for a grad_log_prob known beforehand: the gradient overwrites logits, or is
-  // rounded to low, which leaves arbitrary numbers in logits. bias [V] is added to logits, on CUDA only.
+  // Forward and backward at once, for a grad_log_prob known beforehand: the gradient overwrites logits, or is
+  // rounded to low, whose rows may begin where those of logits do; other numbers of logits are then arbitrary.
+  // bias [V] is added to logits, on CUDA only.
   m.def(
       "target_log_softmax_gradient_(Tensor(a!) logits, Tensor grad_log_prob, Tensor target, float c, float "
       "k, Tensor? table, float radius, bool table_gradient=True, Tensor(b!)? low=None, Tensor? bias=None) -> "

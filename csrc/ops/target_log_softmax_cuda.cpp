@@ -17,26 +17,19 @@ const void* data_or_null(const std::optional<Tensor>& tensor) {
   return tensor ? tensor->const_data_ptr() : nullptr;
 }
 
-std::tuple<Tensor, Tensor> forward(const MonotoneArguments& a, const std::optional<Tensor>& bias) {
-  const CudaCall call(a.logits);
-  const Tensor log_prob = empty(a.logits, {a.rows()}, a.logits.scalar_type());
-  const Tensor log_normalizer = empty(a.logits, {a.rows()}, a.logits.scalar_type());
-  target_log_softmax(a.type, a.function, {a.rows(), a.classes(), a.stride()}, a.logits.const_data_ptr(),
-                     data_or_null(bias), const_data<int64_t>(a.target), log_prob.mutable_data_ptr(),
-                     log_normalizer.mutable_data_ptr(), call.stream());
-  return {log_prob, log_normalizer};
-}
-
-// grad_log_prob and log_normalizer: checked.
+// grad_log_prob: checked, and so is log_normalizer; without it, log_prob is written.
 Tensor backward(const MonotoneArguments& a, const std::optional<Tensor>& bias, const Tensor& grad_log_prob,
-                const Tensor& log_normalizer, bool table_gradient, const std::optional<Tensor>& low) {
+                const std::optional<Tensor>& log_normalizer, const std::optional<Tensor>& log_prob,
+                bool table_gradient, const std::optional<Tensor>& low) {
   const CudaCall call(a.logits);
   const std::vector<int64_t> shape = grad_table_shape(a, table_gradient);
   if (a.rows() == 0) return zeros(a.logits, shape, Dtype::Double);
   const Tensor grad_table = empty(a.logits, shape, Dtype::Double);
-  const Tensor workspace = zero_workspace(a.logits, monotone_workspace_bytes(a.function));
+  const Tensor workspace =
+      zero_workspace(a.logits, table_gradient ? monotone_workspace_bytes(a.function) : 0);
   const MonotoneBackward tensors = {grad_log_prob.const_data_ptr(), const_data<int64_t>(a.target),
-                                    log_normalizer.const_data_ptr()};
+                                    data_or_null(log_normalizer),
+                                    log_prob ? log_prob->mutable_data_ptr() : nullptr};
   LowRows rounded;
   if (low) rounded = {low->mutable_data_ptr(), low->stride(0), element_type(a.op, "low", *low)};
   target_log_softmax_backward(a.type, a.function, {a.rows(), a.classes(), a.stride()}, tensors,
@@ -49,9 +42,15 @@ Tensor backward(const MonotoneArguments& a, const std::optional<Tensor>& bias, c
 std::tuple<Tensor, Tensor> target_log_softmax_cuda(const Tensor& logits, const Tensor& target, double c,
                                                    double k, const std::optional<Tensor>& table,
                                                    double radius) {
-  return forward(monotone_arguments("hstree::target_log_softmax", false, logits, target, c, k,
-                                    aligned_table(table), radius),
-                 std::nullopt);
+  const MonotoneArguments a = monotone_arguments("hstree::target_log_softmax", false, logits, target, c, k,
+                                                 aligned_table(table), radius);
+  const CudaCall call(a.logits);
+  const Tensor log_prob = empty(a.logits, {a.rows()}, a.logits.scalar_type());
+  const Tensor log_normalizer = empty(a.logits, {a.rows()}, a.logits.scalar_type());
+  target_log_softmax(a.type, a.function, {a.rows(), a.classes(), a.stride()}, a.logits.const_data_ptr(),
+                     const_data<int64_t>(a.target), log_prob.mutable_data_ptr(),
+                     log_normalizer.mutable_data_ptr(), call.stream());
+  return {log_prob, log_normalizer};
 }
 
 Tensor target_log_softmax_backward_cuda(const Tensor& logits, const Tensor& grad_log_prob,
@@ -63,7 +62,7 @@ Tensor target_log_softmax_backward_cuda(const Tensor& logits, const Tensor& grad
   const Tensor grad = checked_row_values(a, "grad_log_prob", grad_log_prob);
   const Tensor kept = checked_row_values(a, "log_normalizer", log_normalizer);
   check_low(a, low);
-  return backward(a, std::nullopt, grad, kept, table_gradient, low);
+  return backward(a, std::nullopt, grad, kept, std::nullopt, table_gradient, low);
 }
 
 std::tuple<Tensor, Tensor> target_log_softmax_gradient_cuda(const Tensor& logits, const Tensor& grad_log_prob,
@@ -77,8 +76,8 @@ std::tuple<Tensor, Tensor> target_log_softmax_gradient_cuda(const Tensor& logits
   const Tensor grad = checked_row_values(a, "grad_log_prob", grad_log_prob);
   const std::optional<Tensor> of_classes = checked_bias(a, bias);
   check_low(a, low);
-  const auto [log_prob, log_normalizer] = forward(a, of_classes);
-  return {log_prob, backward(a, of_classes, grad, log_normalizer, table_gradient, low)};
+  const Tensor log_prob = empty(a.logits, {a.rows()}, a.logits.scalar_type());
+  return {log_prob, backward(a, of_classes, grad, std::nullopt, log_prob, table_gradient, low)};
 }
 
 }  // namespace

@@ -3,8 +3,9 @@ chunks of rows: :mod:`hstree.ops.mixture_log_prob` and :mod:`hstree.ops.forest_l
 
 hstree::NAME takes the fields of a problem, the factors of the rows in the loss, whether the loss is
 a mean, and which gradients are wanted. It returns log_prob [N], the loss and the gradients of the
-first five fields, in the dtype of sums, but that of the weight as :func:`weight_gradient_dtype`
-says; those of a mean of float16 without its scale.
+first five fields, in the dtype of sums, or, the large ones, in that of :func:`gradient_dtype`;
+those of a mean of float16 without its scale. A weight in float32 may come with contexts of 16 bits:
+products round it to their dtype, and its gradient is not rounded.
 hstree::NAME_backward computes them for any gradient of log_prob.
 """
 
@@ -49,7 +50,7 @@ def check_decoder(
             f"weight: expected shape [V, {features}] with V of at least 1, "
             f"got {tuple(weight.shape)}"
         )
-    if weight.dtype != context.dtype:
+    if weight.dtype != context.dtype and not (is_low(context) and weight.dtype == torch.float32):
         raise ValueError(f"weight: expected dtype {context.dtype}, got {weight.dtype}")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias: expected shape [{weight.shape[0]}], got {tuple(bias.shape)}")
@@ -78,8 +79,8 @@ def add_offset(scores: Tensor, offset: Tensor, target: Tensor, dim: int) -> None
 
 
 def write_product(out: Tensor, a: Tensor, b: Tensor, addend: Tensor | None = None) -> None:
-    """out = a @ b, or addend + a @ b, in float32 or float64; ``addend``: broadcast, or ``out``. On
-    the CPU torch rounds products of bfloat16 to 16 bits, which gradients have anyway."""
+    """out = a @ b, or addend + a @ b; ``addend``: broadcast, or ``out``. On the CPU torch rounds
+    products of bfloat16 to 16 bits, which gradients have anyway."""
     if a.dtype == torch.float16 and not a.is_cuda:  # faster
         a, b = a.float(), b.float()
     if onednn_is_faster(a, b):
@@ -103,6 +104,13 @@ def write_product(out: Tensor, a: Tensor, b: Tensor, addend: Tensor | None = Non
         torch.addmm(addend, a, b, out=out, **options)
 
 
+def rounded_weight(weight: Tensor, context: Tensor) -> Tensor:
+    """The weight in the dtype of the contexts."""
+    if weight.dtype == context.dtype:
+        return weight
+    return recycled(context, *weight.shape).copy_(weight)
+
+
 def keeps_low(weight: Tensor) -> bool:
     """Whether gradients of scores are kept in 16 bits until :func:`group_chunks` chunks of them
     give that of the weight in one product. Chunk by chunk a GPU reads and writes the sum in float32
@@ -111,16 +119,18 @@ def keeps_low(weight: Tensor) -> bool:
 
 
 def group_chunks(weight: Tensor, chunk_rows: int) -> int:
-    """Number of chunks whose gradients of scores are kept: so many that they take at most twice the
-    memory of a sum [V, D] in float32, and at least 1."""
-    return max(1, 4 * weight.shape[1] // max(1, chunk_rows))
+    """Number of chunks whose gradients of scores are kept: so many that they take at most the
+    memory of the gradient of the weight [V, D] in float32, or twice as much where that is rounded
+    to 16 bits, and at least 1."""
+    memory = 4 if is_low(weight) else 2
+    return max(1, memory * weight.shape[1] // max(1, chunk_rows))
 
 
-def weight_gradient_dtype(weight: Tensor) -> torch.dtype:
-    """Dtype of the gradient of the weight: that of sums, or bfloat16, which needs no scale, where
-    the sums of a product are rounded once."""
-    low = keeps_low(weight) and weight.dtype == torch.bfloat16
-    return weight.dtype if low else sum_dtype(weight.dtype)
+def gradient_dtype(factor: Tensor) -> torch.dtype:
+    """Dtype of the gradient of a factor of the products: that of sums, or bfloat16, which needs no
+    scale, where the sums of a product are rounded once."""
+    low = keeps_low(factor) and factor.dtype == torch.bfloat16
+    return factor.dtype if low else sum_dtype(factor.dtype)
 
 
 ALIGNED = 8
@@ -162,9 +172,9 @@ def _rounded(gradient: Tensor, factor: Tensor | None, dtype: torch.dtype) -> Ten
         return out.copy_(gradient) if factor is None else torch.mul(gradient, factor, out=out)
     if factor is None:
         return gradient
-    traced = type(gradient) is not Tensor
-    if gradient.is_cuda and is_low(gradient) and gradient.is_contiguous() and not traced:
-        # A product in torch takes four times as long, and this nothing for the 1 of backward().
+    plain = type(gradient) is Tensor and gradient.is_contiguous()
+    if gradient.is_cuda and gradient.dtype != torch.float64 and plain:
+        # It takes nothing for the 1 of backward(), and 16 bits a fourth of a product in torch.
         torch.ops.hstree.scale_(gradient, factor.float())
         return gradient
     return gradient.mul_(factor)

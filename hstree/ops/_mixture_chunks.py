@@ -13,12 +13,16 @@ from hstree._numerics import block_rows, blocks, is_cast, sum_dtype, without_ign
 from hstree.ops._chunked_loss import (
     add_offset,
     aligned,
+    gradient_dtype,
     group_chunks,
     keeps_low,
-    weight_gradient_dtype,
+    rounded_weight,
     write_product,
 )
 from hstree.ops._recycled import recycled
+
+TILE_ROWS = 128
+"""Rows of a tile of a matrix product on a GPU."""
 
 
 class Problem(NamedTuple):
@@ -27,7 +31,7 @@ class Problem(NamedTuple):
 
     latent: Tensor  # [N, K, D]
     log_prior: Tensor | None  # [N, K]
-    weight: Tensor  # [V, D]
+    weight: Tensor  # [V, D], of the dtype of latent or in float32
     bias: Tensor | None  # [V]
     table: Tensor | None  # [., 2] or [., 4]
     target: Tensor  # [N], -1 for an ignored row
@@ -43,6 +47,10 @@ class Problem(NamedTuple):
         return self._replace(
             latent=self.latent[chunk], log_prior=log_prior, target=self.target[chunk]
         )
+
+    def contexts(self) -> Tensor:
+        """latent [N K, D] for the gradient of the weight."""
+        return without_ignored(self.latent, self.target == -1).flatten(0, 1)
 
 
 class Gradients(NamedTuple):
@@ -61,7 +69,7 @@ def empty_gradients(problem: Problem, wanted: Sequence[bool]) -> Gradients:
     table_shape = () if table is None else table.shape
     shapes = (latent.shape, latent.shape[:2], weight.shape, weight.shape[:1], table_shape)
     dtypes = [sum_dtype(latent.dtype)] * len(shapes)
-    dtypes[2] = weight_gradient_dtype(weight)
+    dtypes[0], dtypes[2] = gradient_dtype(latent), gradient_dtype(weight)
     return Gradients(
         *(
             latent.new_empty(shape if want else (0,), dtype=dtype)
@@ -128,7 +136,7 @@ def _log_prob(
     the logits is rounded to ``low``, or overwrites them, and the gradients of log_prior and of the
     table are returned too; ``bias`` [V]: to be added to the logits, for the op that does both."""
     components = chunk.latent.shape[1]
-    target = chunk.target.repeat_interleave(components)
+    target = chunk.target if components == 1 else chunk.target.repeat_interleave(components)
     ops, function = torch.ops.hstree, (chunk.c, chunk.k, chunk.table, chunk.radius)
     if chunk.log_prior is None and upstream is not None:
         log_prob, grad_table = ops.target_log_softmax_gradient_(
@@ -157,23 +165,26 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
     latent, _, weight, bias, *_ = problem
     rows, components, features = latent.shape
     classes, has_gradient = len(weight), any(wanted)
-    problem = problem._replace(latent=without_ignored(latent, problem.target == -1))
-    contexts = problem.latent.reshape(-1, features)
     log_prob = latent.new_empty(rows, dtype=sum_dtype(latent.dtype))
     chunks = -(-rows // problem.chunk_rows)
     size = max(1, -(-rows // max(1, chunks)))  # of equal chunks
-    # 16-bit gradients of the logits of a group of chunks.
-    low, group = None, size
-    if keeps_low(weight):
-        missing = aligned(classes) - classes
-        if missing:
-            weight = F.pad(weight, (0, 0, 0, missing))
-            bias = None if bias is None else F.pad(bias, (0, missing))
-        if wanted[2]:
-            group = min(size * group_chunks(weight, size * components), max(rows, 1))
-        if has_gradient:
+    if latent.is_cuda:
+        size = max(1, min(rows, problem.chunk_rows, -(-size // TILE_ROWS) * TILE_ROWS))
+    group, dtype = size, gradient_dtype(weight)
+    if wanted[2] and keeps_low(latent):
+        group = min(size * group_chunks(weight, size * components), max(rows, 1))
+    weight = rounded_weight(weight, latent)
+    missing = aligned(classes) - classes if keeps_low(weight) else 0
+    if missing:
+        weight = F.pad(weight, (0, 0, 0, missing))
+        bias = None if bias is None else F.pad(bias, (0, missing))
+    buffer = _logits(log_prob, size * components, len(weight))
+    # 16-bit gradients of the logits of a group of chunks: those of one in the memory of its logits.
+    low = None
+    if keeps_low(weight) and has_gradient:
+        low = buffer.view(weight.dtype)[:, : len(weight)]
+        if group > size:
             low = weight.new_empty(group * components, len(weight))
-            low[:, classes:] = 0
     # The bias that the kernel for both the loss and the gradients adds.
     of_kernel = None
     if low is not None and weight.is_cuda and problem.log_prior is None:
@@ -182,7 +193,7 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
     gradients = empty_gradients(problem, [want and i != 2 for i, want in enumerate(wanted)])
     grad_weight = None
     if wanted[2]:
-        sums = log_prob.dtype if group < rows else weight_gradient_dtype(weight)
+        sums = log_prob.dtype if group < rows else dtype
         grad_weight = recycled(log_prob, *weight.shape, dtype=sums)
         if not rows:
             grad_weight.zero_()
@@ -192,7 +203,6 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
     if grad_bias is not None:
         grad_bias.zero_()
     table_sum = None if grad_table is None else torch.zeros_like(grad_table, dtype=torch.float64)
-    buffer = _logits(log_prob, size * components, len(weight))
     ones = log_prob.new_ones(size * components)
     for begin in range(0, rows, size):
         chunk = slice(begin, begin + size)
@@ -213,6 +223,8 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
             None if kept is None else kept[:, :classes],
             of_kernel,
         )
+        if kept is not None and missing:
+            kept[:, classes:] = 0
         if grad_log_prior is not None:
             grad_log_prior[chunk] = by_log_prior
         if table_sum is not None:
@@ -222,10 +234,12 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
             if grad_bias is not None:
                 grad_bias.addmv_(logits.t(), ones[: len(z)])
             if grad_latent is not None or grad_weight is not None:
-                _write_gradients(logits, z, weight, grad_z, grad_weight, begin == 0)
+                _write_gradients(logits, part.contexts(), weight, grad_z, grad_weight, begin == 0)
             continue
-        if grad_z is not None:
-            write_product(grad_z, kept, weight)
+        if grad_z is not None:  # in float32 first: sums over classes are added up in parts
+            of_z = log_prob.new_empty(grad_z.shape)
+            write_product(of_z, kept, weight)
+            grad_z.copy_(of_z)
         end = begin + len(part.target)
         if end % group and end < rows:
             continue
@@ -234,11 +248,10 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
         if grad_bias is not None:
             grad_bias += of_group[:, :classes].sum(0, dtype=grad_bias.dtype)
         if grad_weight is not None:
-            z = contexts[begin * components : end * components]
+            z = problem.rows(slice(begin, end)).contexts()
             write_product(grad_weight, of_group.t(), z, grad_weight if begin else None)
     if grad_table is not None and table_sum is not None:
         grad_table.copy_(table_sum)
     if grad_weight is not None:
-        of_classes = grad_weight[:classes].to(weight_gradient_dtype(weight))
-        gradients = gradients._replace(weight=of_classes)
+        gradients = gradients._replace(weight=grad_weight[:classes].to(dtype))
     return log_prob, gradients

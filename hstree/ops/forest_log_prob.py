@@ -26,9 +26,10 @@ from hstree.ops._chunked_loss import (
     aligned,
     check_decoder,
     check_offset,
+    gradient_dtype,
     group_chunks,
     keeps_low,
-    weight_gradient_dtype,
+    rounded_weight,
     write_product,
 )
 from hstree.ops.mixture_log_prob import default_chunk_rows
@@ -72,7 +73,8 @@ def forest_log_prob(
         hidden: context vectors, h [N, D].
         log_prior: log-priors of the trees, log pi [N, T].
         cluster_score: scores of the clusters, r [N, T, C].
-        weight: class vectors, W [V, D], dtype of ``hidden``.
+        weight: class vectors, W [V, D], dtype of ``hidden``, or float32 for a ``hidden`` of 16
+            bits; see :func:`mixture_log_prob`.
         bias: class biases, b [V], or None.
         cluster: cluster of each class in each tree, c [V, T] int32, in [0, C).
         target: classes, [N] int64 in [0, V), or -1 for a log-probability of 0 without gradient.
@@ -107,13 +109,13 @@ def forest_log_prob(
         raise ValueError(f"reduction: expected one of none, sum, mean, got {reduction!r}")
     if autocasts(hidden.device) and hidden.dtype != torch.float64:
         low = torch.get_autocast_dtype(hidden.device.type)
-        hidden, weight = hidden.to(low), weight.to(low)
+        hidden, weight = hidden.to(low), weight if weight.dtype == torch.float32 else weight.to(low)
     _check(hidden, log_prior, cluster_score, weight, bias, cluster, target, offset, row_weight)
     if chunk_rows is None:
         chunk_rows = default_chunk_rows(hidden, weight.shape[0])
         if hidden.is_cuda:
             # A multiple of 64, so that the rows of every class are aligned, for the products too.
-            least = 256 if keeps_low(weight) else hidden.shape[1] // 2
+            least = 256 if keeps_low(hidden) else hidden.shape[1] // 2
             chunk_rows = max(chunk_rows, least) // 64 * 64 or 64
         else:  # whole vectors of rows; more of them would leave the cache
             chunk_rows = min(max(chunk_rows // 64 * 64, 128), 256)
@@ -167,7 +169,7 @@ class Problem(NamedTuple):
     hidden: Tensor  # [N, D]
     log_prior: Tensor  # [N, T]
     cluster_score: Tensor  # [N, T, C]
-    weight: Tensor  # [V, D]
+    weight: Tensor  # [V, D], of the dtype of hidden or in float32
     bias: Tensor | None  # [V]
     cluster: Tensor  # [V, T]
     target: Tensor  # [N], -1 for an ignored row
@@ -187,7 +189,7 @@ def _empty_gradients(problem: Problem, wanted: Sequence[bool]) -> list[Tensor]:
         weight.shape[:1],
     )
     dtypes = [sum_dtype(hidden.dtype)] * len(shapes)
-    dtypes[3] = weight_gradient_dtype(weight)
+    dtypes[3] = gradient_dtype(weight)
     gradients = [
         hidden.new_empty(shape if want else (0,), dtype=dtype)
         for want, shape, dtype in zip(wanted, shapes, dtypes, strict=True)
@@ -228,6 +230,7 @@ def _run(
     hidden, log_prior, cluster_score, weight, bias, cluster, target, offset, chunk_rows = problem
     rows, classes = len(hidden), weight.shape[0]
     hidden = without_ignored(hidden, target == -1)
+    weight = rounded_weight(weight, hidden)
     if keeps_low(weight) and rows != aligned(rows):
         return _run_aligned(problem, wanted, upstream)
     gradients = _empty_gradients(problem, [want and i != 3 for i, want in enumerate(wanted)])
@@ -240,12 +243,12 @@ def _run(
     # 16-bit gradients of the scores of a group of chunks, which the kernels write and add the bias.
     low, group, fused = None, chunk_rows, keeps_low(weight) and weight.is_cuda
     if keeps_low(weight) and any(wanted):
-        chunks = group_chunks(weight, chunk_rows) if wanted[3] else 1
+        chunks = group_chunks(problem.weight, chunk_rows) if wanted[3] else 1
         group = min(chunks * chunk_rows, max(rows, 1))
         low = weight.new_empty(classes, group)
     grad_weight = None
     if wanted[3]:
-        sums = log_prob.dtype if group < rows else weight_gradient_dtype(weight)
+        sums = log_prob.dtype if group < rows else gradient_dtype(problem.weight)
         grad_weight = log_prob.new_empty(weight.shape, dtype=sums)
         if not rows:
             grad_weight.zero_()
@@ -299,7 +302,7 @@ def _run(
         if grad_weight is not None:
             write_product(grad_weight, of_group, hidden[first:end], grad_weight if first else None)
     if grad_weight is not None:
-        gradients[3] = grad_weight.to(weight_gradient_dtype(weight))
+        gradients[3] = grad_weight.to(gradient_dtype(problem.weight))
     return log_prob, gradients
 
 

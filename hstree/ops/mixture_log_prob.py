@@ -14,10 +14,10 @@ from hstree.ops._chunked_loss import (
     check_offset,
     keeps_low,
 )
-from hstree.ops._mixture_chunks import Problem, empty_gradients, run
+from hstree.ops._mixture_chunks import TILE_ROWS, Problem, empty_gradients, run
 from hstree.ops.logit_function import IDENTITY, LogitFunction
 
-CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**29}
+CHUNK_BYTES = {"cpu": 2**24, "cuda": 3 * 2**27}
 """Default size of a chunk of logits, by device."""
 
 
@@ -46,16 +46,17 @@ def mixture_log_prob(
         log_prob = log_prob.gather(1, target[:, None]).squeeze(1)
         loss = -(row_weight * log_prob).sum() / row_weight.sum()
 
-    Memory in addition to the arguments and the gradients: O(chunk_rows K V); in 16 bits
-    on a GPU also 2 V min(N K, 4 D) bytes. The gradients of a sum or mean are
-    computed with the loss, with three matrix products for a component in total. Logits of bfloat16
-    and float16 are float32: on a CPU the weight is cast in small blocks. Deterministic if the
-    matrix products are.
+    Memory in addition to the arguments and the gradients: O(chunk_rows K V); in 16 bits on a GPU
+    also 2 V min(N K, 4 D) bytes, or 2 V min(N K, 2 D) with a weight in float32, where that is more
+    rows than a chunk has. The gradients of a sum or mean are computed with the loss, with three
+    matrix products for a component in total. Logits of bfloat16 and float16 are float32: on a CPU
+    the weight is cast in small blocks. Deterministic if the matrix products are.
 
     Args:
         latent: component vectors, z [N, K, D]: float32, float64, bfloat16 or float16.
         log_prior: log-priors of the components, log pi [N, K]; None for K = 1.
-        weight: class vectors, W [V, D], dtype of ``latent``.
+        weight: class vectors, W [V, D], dtype of ``latent``; float32 too for a ``latent`` of 16
+            bits, as under autocast: products round it, and its gradient is float32.
         bias: class biases, b [V], or None.
         target: classes, [N] int64 in [0, V), or -1 for a log-probability of 0 without gradient;
             :func:`mark_targets` gives them.
@@ -67,7 +68,7 @@ def mixture_log_prob(
             sum of the factors. None: all 1.
         reduction: ``"none"``, ``"sum"`` or ``"mean"``.
         chunk_rows: number of rows whose K V logits are held at a time; None: as many as fit into
-            16 MiB on a CPU or 512 MiB on a GPU, but at least 256 / K, and D / (2 K) in float32 on a
+            16 MiB on a CPU or 384 MiB on a GPU, but at least 256 / K, and D / (2 K) in float32 on a
             GPU.
 
     Returns:
@@ -89,15 +90,17 @@ def mixture_log_prob(
         raise ValueError(f"reduction: expected one of none, sum, mean, got {reduction!r}")
     if autocasts(latent.device) and latent.dtype != torch.float64:
         low = torch.get_autocast_dtype(latent.device.type)
-        latent, weight = latent.to(low), weight.to(low)
+        latent, weight = latent.to(low), weight if weight.dtype == torch.float32 else weight.to(low)
     _check(latent, log_prior, weight, bias, target, offset, row_weight)
     if chunk_rows is None:
         _, components, features = latent.shape
         # So many rows keep products near their peak. On a GPU each chunk in float32 reads and
         # writes the gradient of the weight, which then takes less time than the products.
-        least = features // 2 if latent.is_cuda and not keeps_low(weight) else 256
+        least = features // 2 if latent.is_cuda and not keeps_low(latent) else 256
         chunk_rows = default_chunk_rows(latent, components * weight.shape[0])
         chunk_rows = max(chunk_rows, -(-least // components))
+        if latent.is_cuda:  # whole tiles of products
+            chunk_rows = max(chunk_rows // TILE_ROWS, 1) * TILE_ROWS
     elif chunk_rows < 1:
         raise ValueError(f"chunk_rows: expected at least 1, got {chunk_rows}")
     sums = sum_dtype(latent.dtype)

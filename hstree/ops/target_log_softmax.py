@@ -140,11 +140,7 @@ def _fake(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 
 def _grad_table(
-    logits: Tensor,
-    table: Tensor | None,
-    radius: float,
-    table_gradient: bool = True,
-    low: Tensor | None = None,
+    logits: Tensor, table: Tensor | None, radius: float, table_gradient: bool = True, *_: Any
 ) -> Tensor:
     shape = table.shape if table is not None and table_gradient else (0, 0)
     return logits.new_empty(shape, dtype=torch.float64)

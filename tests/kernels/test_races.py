@@ -15,6 +15,7 @@ from ops.cases import CASES, PATH, TILES, Case
 from ops.logit_function_cases import (
     MonotoneCase,
     PiecewiseCase,
+    check_low_rows,
     increasing_table,
     monotone_batch,
     monotone_gradients,
@@ -114,6 +115,11 @@ def target_log_softmax(classes: int, intervals: int) -> None:
     monotone_gradients(monotone_batch(case, torch.float32))
 
 
+def rounded(classes: int) -> None:
+    """Gradients of 16 bits in the memory of the logits."""
+    check_low_rows(MonotoneCase("", rows=9, classes=classes), torch.device("cpu"))
+
+
 def forest() -> None:
     chunk_gradients(forest_arguments(70, 300, 2, 3))
 
@@ -144,6 +150,8 @@ COMPUTATIONS: tuple[Callable[[], None], ...] = (
     late_sums,
     partial(target_log_softmax, 83, 20),
     partial(target_log_softmax, 1025, 800),  # the sums of 512 intervals are in shared memory
+    partial(rounded, 83),
+    partial(rounded, 6000),
     forest,
     scale,
 )

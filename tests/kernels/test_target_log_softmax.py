@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from cuda_emu.library import EmulatedLibrary
 from ops.cases import name_of
 from ops.logit_function_cases import (
     CPU,
     EDGES,
     FUNCTIONS,
+    MonotoneBatch,
     MonotoneCase,
     check_bias,
     check_low_rows,
@@ -62,7 +64,10 @@ def test_same_bits_whatever_the_window(
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("case", [*KINDS, MonotoneCase("many", rows=3, classes=1500)], ids=str)
+LONG = [MonotoneCase("many", rows=3, classes=size) for size in (1500, 6000, 16_390)]
+
+
+@pytest.mark.parametrize("case", [*KINDS, *LONG], ids=str)
 def test_rounded_to_16_bits(case: MonotoneCase) -> None:
     check_low_rows(case, CPU)
 
@@ -71,6 +76,27 @@ def test_rounded_to_16_bits(case: MonotoneCase) -> None:
 @pytest.mark.parametrize("case", [*KINDS, MonotoneCase("many", rows=3, classes=1503)], ids=str)
 def test_bias(case: MonotoneCase, dtype: torch.dtype) -> None:
     check_bias(case, dtype, CPU)
+
+
+@pytest.mark.parametrize("classes", [900, 9000])  # a warp and a block
+@pytest.mark.parametrize("order", ["rising", "falling", "late", "early"])
+def test_logits_in_any_order(order: str, classes: int) -> None:
+    """The largest so far changes in every step, or in the last one, which has nearly all mass."""
+    x = torch.linspace(-60, 60, classes)
+    if order in ("late", "early"):
+        x = torch.zeros(classes).index_fill_(0, torch.tensor(classes - 1), 20.0)
+    if order in ("falling", "early"):
+        x = x.flip(0)
+    true = x.double().log_softmax(0)
+    for place in (0, classes // 2, classes - 1):
+        batch = MonotoneBatch(x[None].clone(), torch.tensor([place]), 0, 1, None, 1, torch.ones(1))
+        for at_once in (False, True):
+            log_prob, _, grad = monotone_gradients(batch, at_once)
+            assert abs(log_prob - true[place]) <= 3e-7 * abs(true[place])
+            expected = F.one_hot(torch.tensor(place), classes) - true.exp()
+            # A normalizer that was kept is rounded to float32.
+            error = (grad[0] - expected).abs().max()
+            assert error <= (2e-7 if at_once else 5e-6)
 
 
 @dtypes

@@ -275,13 +275,15 @@ FUNCTIONS = (
     ("cubic table", {"intervals": 20, "width": 4}),
 )
 # The CUDA kernels take a row with a warp up to 1024 classes in float32, 512 in float64, else with a
-# block, and sum a table's gradient in shared memory where there are many terms for an interval.
+# block, which is wide from 16 times as many on, and sum a table's gradient in shared memory where
+# there are many terms for an interval.
 EDGES = (
     *(MonotoneCase(f"{classes} classes, {f}", rows=6, classes=classes, **options)
       for classes, (f, options) in zip((31, 32, 256, 512, 513, 1023, 1024, 1025, 33, 64),
                                        FUNCTIONS * 2, strict=False)),
     *(MonotoneCase(f"{classes} classes, linear table", rows=6, classes=classes, intervals=40)
       for classes in (256, 1024, 1025)),
+    MonotoneCase("a wide block", rows=2, classes=16_389, ignored=0.0),
     MonotoneCase("few intervals", rows=7, classes=90, intervals=5),
     MonotoneCase("few cubics", rows=7, classes=90, intervals=3, width=4),
     MonotoneCase("several rows for each block of sums", rows=4200, classes=3, intervals=20),
@@ -370,15 +372,18 @@ def monotone_gradients(batch: MonotoneBatch, at_once: bool = False) -> list[Tens
 
 
 def check_low_rows(case: MonotoneCase, device: torch.device) -> None:
-    """The gradient rounded to rows of 16 bits, in wider memory that is not written elsewhere."""
+    """The gradient rounded to rows of 16 bits, in wider memory that is not written elsewhere: its
+    own, or that of the logits."""
     ops, batch = torch.ops.hstree, monotone_batch(case, torch.float32).to(device)
     arguments = batch.arguments()
     rows, classes = batch.logits.shape
     for dtype, extra in product((torch.bfloat16, torch.float16), (3, 16 - classes % 8)):
-        for at_once in (False, True):
+        for at_once, in_place in product((False, True), repeat=2):
             expected = monotone_gradients(batch, at_once)
-            memory = torch.full((rows, classes + extra), 7, dtype=dtype, device=device)
-            low, logits = memory[:, :classes], batch.logits.clone()
+            held = torch.full((rows, classes + extra), 7.0, device=device)
+            logits = held[:, :classes].copy_(batch.logits)
+            memory = held.view(dtype) if in_place else torch.full_like(held, 7, dtype=dtype)
+            low = memory[:, :classes]
             if at_once:
                 log_prob, grad_table = ops.target_log_softmax_gradient_(
                     logits, batch.grad, *arguments[1:], True, low
@@ -389,7 +394,8 @@ def check_low_rows(case: MonotoneCase, device: torch.device) -> None:
                     logits, batch.grad, batch.target, expected[1], *arguments[2:], True, low
                 )
             assert torch.equal(low, expected[2].to(dtype))
-            assert bool((memory[:, classes:] == 7).all())
+            assert bool((held[:, classes:] == 7).all())
+            assert in_place or bool((memory[:, classes:] == 7).all())
             if batch.table is not None:
                 assert torch.equal(grad_table, expected[3])
 

@@ -465,6 +465,31 @@ def test_autocast(device: torch.device) -> None:
     assert {t.grad.dtype for t in (h, w, b)} == {torch.float32}
 
 
+@pytest.mark.parametrize("rounds", [False, True], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weight_in_float32_beside_16_bits(
+    dtype: torch.dtype, rounds: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is rounded for the products, and its gradient is not."""
+    if rounds:
+        for module in (_chunked_loss, _mixture_chunks):
+            monkeypatch.setattr(module, "keeps_low", is_low)
+    given = arguments(1, device)
+    latent = given["latent"].detach().to(dtype).requires_grad_()
+    weight, target = given["weight"].detach().float().requires_grad_(), targets(device)
+    loss = mixture_log_prob(latent, None, weight, None, target, chunk_rows=4)[1]
+    low = weight.detach().to(dtype).requires_grad_()
+    assert torch.equal(loss, mixture_log_prob(latent, None, low, None, target, chunk_rows=4)[1])
+    exact = [t.detach().double().requires_grad_() for t in (latent, low)]
+    true = mixture_log_prob_reference(exact[0], None, exact[1], None, target)
+    right = gradients(-true.sum() / (target >= 0).sum(), exact)
+    for a, b in zip(gradients(loss, [latent, weight]), right, strict=True):
+        assert (a - b).abs().max() <= 2 * torch.finfo(dtype).eps * b.abs().max()
+    (of_weight,) = gradients(loss, [weight])
+    assert of_weight.dtype == torch.float32
+    assert not torch.equal(of_weight, of_weight.to(dtype).float())
+
+
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [

@@ -1,4 +1,4 @@
-"""hstree::scale_, which multiplies gradients of 16 bits."""
+"""hstree::scale_, which multiplies gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 scale_ = torch.ops.hstree.scale_
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shift", [0, 1])
 def test_is_the_product_rounded_once(shift: int, dtype: torch.dtype, device: torch.device) -> None:
     for size in (0, 1, 7, 8, 33, 5000):
@@ -26,7 +26,7 @@ def test_is_the_product_rounded_once(shift: int, dtype: torch.dtype, device: tor
 def test_bad_arguments(device: torch.device) -> None:
     x, one = torch.zeros(4, 4, device=device), torch.ones((), device=device)
     for bad, factor, match in (
-        (x, one, "x: expected dtype bfloat16 or float16, got Float"),
+        (x.double(), one, "x: expected dtype float32, bfloat16 or float16, got Double"),
         (x.half().t()[1:], one, r"x: expected a contiguous tensor, got shape \[3, 4\]"),
         (x.half(), x, r"factor: expected one number, got shape \[4, 4\]"),
         (x.half(), one.double(), "factor: expected dtype"),
