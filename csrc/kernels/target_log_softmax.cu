@@ -6,7 +6,7 @@ namespace {
 
 constexpr int max_threads = 256;
 constexpr int64_t ignored_row = -1;
-// Threads of a block for a long row: those of a multiprocessor.
+// Threads of a block for a long row: those of a multiprocessor in backward, limited by registers.
 template <typename S>
 constexpr int wide_threads = 4096 / sizeof(S);
 
@@ -330,9 +330,6 @@ constexpr bool sums_table = false;
 template <typename S, int Width>
 constexpr bool sums_table<Piecewise<S, Width>> = true;
 
-// Threads of a multiprocessor in backward, limited by registers.
-template <typename S>
-constexpr int backward_threads = sizeof(S) == 8 ? 768 : 1024;
 // Threads of a block for a row: those of a wide one with sums of a table, since its window grows with them.
 template <typename S, typename F>
 constexpr int row_threads = sums_table<F> ? wide_threads<S> : 256;
@@ -359,7 +356,7 @@ constexpr double large_normalizer = 64;
 // Warps or blocks (see Row) stride over the rows; the threads of each stride over the row's groups of 16
 //   bytes. SigSoftmax: Kanai et al., "Sigsoftmax: reanalysis of the softmax bottleneck" (NeurIPS 2018).
 template <typename S, typename F, typename Row>
-__global__ void __launch_bounds__(Row::threads, backward_threads<S> / Row::threads)
+__global__ void __launch_bounds__(Row::threads, wide_threads<S> / Row::threads)
     target_log_softmax_backward_kernel(F function, MonotoneSizes sizes, MonotoneBackward tensors,
                                        const S* logits, const S* bias, typename Row::Result* out,
                                        int64_t out_stride, SumWorkspace workspace, Window window) {
