@@ -1,18 +1,18 @@
-"""Steps of kernels and whole heads on a GPU, beside the flat losses that are installed.
+"""Steps of kernels, heads and whole models on a GPU, beside the flat losses that are installed.
 
     python -m benchmarks.gpu --out build/gpu --minutes 9     # repeat until it exits with 0 or 1
+    python -m benchmarks.gpu --out build/gpu --settings 12-layers 4-layers penn  # models, 4 minutes
     python -m benchmarks.gpu --list
     python -m benchmarks.gpu --out build/gpu --settings autocast --contestants default compiled
     python -m benchmarks.gpu --page benchmarks/results/gpu.json > benchmarks/results/gpu.md
-
-results.json in the folder is replaced before and after each contestant, so that a crash, a hang or
-Ctrl-C loses only what was running, which is "not finished"; the next call measures what is missing.
-The page is report.md.
 
 The loss and the gradient of the input are first compared with float64: a wrong contestant is not
 timed. Times are measured between events on the device. Before each step the device computes matrix
 products. They hide the time of Python unless the step waits for the device, as in training, and
 make the caches cold.
+
+Whole models train on --text or a made-up text with the frequencies of subwords, in bfloat16
+autocast with fused AdamW; penn: the published models of Penn Treebank, on a text of its size.
 
 Exit status: 0 all is measured, 1 a contestant of hstree failed, 2 there is no GPU or no CUDA build,
 3 --minutes do not suffice for the next one. --device cpu measures tiny sizes, in seconds.
@@ -25,6 +25,7 @@ import copy
 import hashlib
 import importlib
 import json
+import math
 import platform
 import re
 import sys
@@ -43,6 +44,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hstree
+from benchmarks import trainer
 from benchmarks.baselines import gathered_dot
 from benchmarks.contest import Size, batch
 from benchmarks.memory import peak_extra_bytes
@@ -63,9 +65,6 @@ PRODUCTS_AHEAD = 2
 """Number of matrix products before each timed step: about 3 ms on an H100."""
 TOLERANCE = {"bfloat16": 0.05, "float32": 1e-3}
 """Largest allowed error of a gradient, relative to its largest value; for a loss, a fifth of it."""
-RADIUS = 20.0
-DRAWS = 0
-"""Seed of the draws of a sampled head."""
 CHECKED_ROWS = 32
 CHUNK_BYTES = 2**29
 """Size of the float64 logits that a check computes at a time."""
@@ -123,22 +122,14 @@ class Contestant:
 
     @property
     def ours(self) -> bool:
-        return self.kind in ("paths", "trees", "default", "head", "sampled")
-
-
-def _paths_of(kind: str, part: int, sparse: bool = True) -> Contestant:
-    title = f"operator `path_log_prob`, 8 binary {kind} trees over D / {part} features"
-    recipe = {"Huffman": "huffman", "balanced": "random"}[kind]
-    options = {"recipe": recipe, "part": part, "sparse": sparse}
-    return Contestant(title + ", dense gradients" * (not sparse), "paths", options)
+        return self.kind in ("paths", "trees", "default", "head", "sampled", "layer", "penn")
 
 
 EAGER = "eager"
 CONTESTANTS: dict[str, Contestant] = {
-    "huffman-4": _paths_of("Huffman", 4),
-    "random-4": _paths_of("balanced", 4),
-    "huffman-2": _paths_of("Huffman", 2),
-    "huffman-4-dense": _paths_of("Huffman", 4, sparse=False),
+    "huffman-4": Contestant(
+        "operator `path_log_prob`, 8 binary Huffman trees over D / 4 features", "paths"
+    ),
     "wide-binary": Contestant(
         "`TreeEnsemble`, 4 trees, binary below the root", "trees", {"binary": True}
     ),
@@ -160,12 +151,11 @@ CONTESTANTS: dict[str, Contestant] = {
         "`hstree.ForestSoftmax`, 4 trees, the same negatives", "sampled", {"head": "forest"}
     ),
     "plif": Contestant("`hstree.PLIF`, 10,000 intervals", "head", {"head": "plif"}),
-    "sigsoftmax": Contestant("`hstree.SigSoftmax`", "head", {"head": "sigsoftmax"}),
     EAGER: Contestant("`F.linear` + `F.cross_entropy`", "flat", {"loss": "eager"}),
     "compiled": Contestant("`torch.compile` of it", "flat", {"loss": "compiled"}),
     "cut": Contestant("cut-cross-entropy", "flat", {"loss": "cut"}),
     "liger": Contestant("Liger", "flat", {"loss": "liger"}),
-    "chunked": Contestant("`F.linear_cross_entropy`", "flat", {"loss": "chunked"}),
+    "quack": Contestant("QuACK", "flat", {"loss": "quack"}),
     "adaptive": Contestant("`nn.AdaptiveLogSoftmaxWithLoss`", "adaptive"),
 }
 """The contestants in the order of the tables: first those of hstree, kernels before whole heads;
@@ -242,13 +232,11 @@ def _inputs(setting: Setting, device: str) -> tuple[Tensor, Tensor, Any]:
     return input.detach().to(setting.tensors).requires_grad_(), target, frequencies
 
 
-def _paths(setting: Setting, device: str, recipe: str, part: int, sparse: bool) -> Step:
+def _paths(setting: Setting, device: str) -> Step:
     """The path op over T binary trees and their mixture with equal weights."""
     size = Size(setting.rows, setting.features, setting.classes, setting.features)
     torch.manual_seed(0)
-    paths = draw_paths(
-        size, setting.trees, setting.tensors, part=part, recipe=recipe, device=device
-    )
+    paths = draw_paths(size, setting.trees, setting.tensors, part=4, device=device)
     draw_paths.cache_clear()  # so that the memory is free after the step
 
     def mixture(log_prob: Tensor) -> Tensor:
@@ -261,7 +249,7 @@ def _paths(setting: Setting, device: str, recipe: str, part: int, sparse: bool) 
         )
 
     return Step(
-        lambda: mixture(paths.log_prob(sparse)).mean(),
+        lambda: mixture(paths.log_prob(True)).mean(),
         [paths.input, paths.weight, paths.bias],
         by_rows(paths.input, paths.target, setting.classes, losses),
     )
@@ -328,7 +316,7 @@ def _built(name: str, setting: Setting, device: str, **options: Any) -> Any:
 def _head(setting: Setting, device: str, head: str) -> Step:
     """A flat head of hstree over all classes."""
     input, target, _ = _inputs(setting, device)
-    options = {"intervals": setting.intervals, "radius": RADIUS} if head == "plif" else {}
+    options = {"intervals": setting.intervals, "radius": 20.0} if head == "plif" else {}
     return _of_head(_built(head, setting, device, **options), input, target)
 
 
@@ -339,7 +327,7 @@ def _sampled(setting: Setting, device: str, head: str) -> Step:
     module = _built(head, setting, device, **options)
 
     def loss(of: Any, x: Tensor) -> Tensor:
-        torch.manual_seed(DRAWS)
+        torch.manual_seed(0)
         value: Tensor = of(x, target).loss
         return value
 
@@ -378,12 +366,6 @@ def _eager(input: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(input, weight), target)
 
 
-def _chunked() -> Loss:
-    if not hasattr(F, "linear_cross_entropy"):
-        raise Missing(f"torch {torch.__version__} does not have it; it needs torch 2.13")
-    return F.linear_cross_entropy
-
-
 def _liger() -> Loss:
     loss = _library("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss()
     return lambda input, weight, target: loss(weight, input, target)
@@ -399,9 +381,9 @@ def _library(name: str) -> Any:
 FLAT: dict[str, Callable[[], Loss]] = {
     "eager": lambda: _eager,
     "compiled": lambda: torch.compile(_eager),
-    "chunked": _chunked,
     "liger": _liger,
     "cut": lambda: _library("cut_cross_entropy").linear_cross_entropy,
+    "quack": lambda: _library("quack.linear_cross_entropy").chunked_linear_cross_entropy,
 }
 BUILDERS: dict[str, Callable[..., Step]] = {
     "paths": _paths,
@@ -412,6 +394,53 @@ BUILDERS: dict[str, Callable[..., Step]] = {
     "adaptive": _adaptive,
     "flat": _flat,
 }
+
+
+# ---- whole models
+
+
+def _layer(title: str, head: str, **options: Any) -> Contestant:
+    return Contestant(f"`hstree.{head}`{title}", "layer", {"head": head, **options})
+
+
+LAYERS = {
+    **{name: CONTESTANTS[name] for name in (EAGER, "compiled", "liger", "quack")},
+    "softmax": _layer("", "Softmax"),
+    "sampled": _layer(", 512 negatives", "SampledSoftmax", negatives=512),
+    "sampled-half": _layer(", negatives: half of the batch", "SampledSoftmax", share=0.5),
+    "forest-sampled": _layer(", 512 negatives", "ForestSoftmax", negatives=512),
+    "forest": _layer("", "ForestSoftmax"),
+    "trees": _layer("", "TreeEnsemble"),
+}
+"""Output layers of a model, tied to its embedding."""
+PENN = "penn"
+GROUPS = {
+    **dict.fromkeys(SETTINGS, CONTESTANTS),
+    **dict.fromkeys(trainer.MODELS, LAYERS),
+    PENN: {
+        name: Contestant(f"`--preset ptb-{name}`", "penn", {"name": name})
+        for name in ("softmax", "plif", "mos", "mos-plif", "trees")
+    },
+}
+
+
+def measure_steps(
+    contestant: Contestant, sizes: trainer.Model | None, device: str, text: Path | None
+) -> Figures:
+    """Training steps of a whole model; without sizes, of a published one."""
+
+    def work() -> Figures:
+        options: dict[str, Any] = dict(contestant.options)
+        if sizes is None:
+            steps = trainer.penn_steps(device=device, **options)
+        else:
+            layer = partial(trainer.tied_head, **options)
+            if contestant.kind == "flat":
+                layer = partial(trainer.tied_loss, FLAT[options["loss"]]())
+            steps = trainer.model_steps(sizes, layer, text, device)
+        return trainer.timed_steps(steps, WARM_UP, device)
+
+    return outcome(contestant, work)
 
 
 # ---- measuring
@@ -489,14 +518,13 @@ def too_far(errors: Mapping[str, float], dtype: str) -> str | None:
 
 
 def measure(contestant: Contestant, setting: Setting, device: str) -> Figures:
-    """Errors, seconds and peak memory of a contestant. The outcome is "measured", or with a
-    ``detail`` "missing", "wrong" or "failed"."""
-    figures: Figures = {"title": contestant.title, "date": now()}
-    try:
+    """Errors, seconds and peak memory of a contestant."""
+
+    def work() -> Figures:
         step = BUILDERS[contestant.kind](setting, device, **contestant.options)
         if setting.autocast:
             step = replace(step, loss=torch.autocast(device, setting.tensors)(step.loss))
-        figures["parameters"] = sum(leaf.numel() for leaf in step.leaves[1:])
+        figures: Figures = {"parameters": sum(leaf.numel() for leaf in step.leaves[1:])}
         figures["errors"] = step.errors()
         if wrong := too_far(figures["errors"], setting.dtype):
             return figures | {"outcome": "wrong", "detail": wrong}
@@ -506,11 +534,21 @@ def measure(contestant: Contestant, setting: Setting, device: str) -> Figures:
         if device != "cpu":
             figures["kernel_seconds"] = kernel_seconds(step.run, setting.rounds)
         step.clear()
+        return figures
+
+    return outcome(contestant, work)
+
+
+def outcome(contestant: Contestant, work: Callable[[], Figures]) -> Figures:
+    """The figures, and their outcome: "measured", or with a ``detail`` "missing", "wrong" or
+    "failed"."""
+    figures: Figures = {"title": contestant.title, "date": now()}
+    try:
+        return figures | {"outcome": "measured"} | work()
     except Missing as reason:
         return figures | {"outcome": "missing", "detail": str(reason)}
     except Exception as error:  # any error is a result
         return figures | {"outcome": "failed", "detail": f"{type(error).__name__}: {error}"[:1000]}
-    return figures | {"outcome": "measured"}
 
 
 # ---- all contestants
@@ -557,14 +595,14 @@ def measure_all(options: argparse.Namespace) -> int:
             raise SystemExit(f"--out: {file} is of {there}, this device is {name}")
     results["calls"].append({"date": now(), "sources": built_from})
     chosen = [
-        (setting, name)
+        (setting, name, contestant)
         for setting in options.settings
-        for name in CONTESTANTS
+        for name, contestant in GROUPS[setting].items()
         if any(fnmatch(name, pattern) for pattern in options.contestants)
     ]
     status, failed = 0, False
-    for setting, name in sorted(chosen, key=lambda one: not CONTESTANTS[one[1]].ours):
-        key, contestant = f"benchmarks/{setting}/{name}", CONTESTANTS[name]
+    for setting, name, contestant in sorted(chosen, key=lambda one: not one[2].ours):
+        key = f"benchmarks/{setting}/{name}"
         entry = results["entries"].get(key, {"outcome": "missing"})
         changed = contestant.ours and entry.get("sources") != built_from
         if entry["outcome"] == "missing" or changed:
@@ -575,7 +613,11 @@ def measure_all(options: argparse.Namespace) -> int:
             entry = {"title": contestant.title, "outcome": "not finished", "sources": built_from}
             results["entries"][key] = entry
             write_atomic(file, lines(results).encode())
-            measured = measure(contestant, SETTINGS[setting], options.device)
+            if setting in SETTINGS:
+                measured = measure(contestant, SETTINGS[setting], options.device)
+            else:
+                sizes = trainer.MODELS.get(setting)
+                measured = measure_steps(contestant, sizes, options.device, options.text)
             if options.device != "cpu":
                 torch.cuda.synchronize()  # raises where a kernel has broken the device's state
             entry = results["entries"][key] = measured | {"sources": built_from}
@@ -595,8 +637,6 @@ LEAST_SHARE = 0.02
 
 def spread(seconds: Sequence[float]) -> float:
     """Half the interquartile range."""
-    if len(seconds) < 2:
-        return 0.0
     low, _, high = quantiles(seconds, n=4, method="inclusive")
     return (high - low) / 2
 
@@ -640,6 +680,9 @@ def _times(there: Mapping[str, Entry]) -> Table:
         ("eager / this", partial(ratio, flat.get(EAGER)), decimals(2)),
         ("fastest flat loss / this", partial(ratio, min(flat.values(), default=None)), decimals(2)),
     ]
+    if any("token" in entry for entry in there.values()):
+        epoch = lambda entry: entry.get("token", math.nan) * trainer.PENN_WORDS  # noqa: E731
+        columns.append((f"s for {trainer.PENN_WORDS:,} tokens", epoch, decimals(1)))
     return table("Steps", there.values(), columns)
 
 
@@ -679,6 +722,10 @@ def page(results: Mapping[str, Any]) -> str:
             "range; extra memory includes the gradients.",
             markdown([one for one in shown if one.rows]),
         ]
+    for name in (*trainer.MODELS, PENN):
+        if there := of_setting(results, name):
+            sizes = f"Whole models, all memory. {trainer.MODELS.get(name, '')}"
+            parts += [f"## {name}", sizes, markdown([_times(there)])]
     if text := entries.get("decoding", {}).get("table"):
         parts += ["## Decoding", text]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
@@ -694,16 +741,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--out", type=Path, metavar="DIR", help="folder of the results")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes only")
     add("--minutes", type=float, default=float("inf"), help="stop after this many minutes")
-    add("--settings", nargs="+", choices=SETTINGS, help="default: all; tiny on a CPU")
+    add("--settings", nargs="+", choices=GROUPS, help="default: all; tiny ones on a CPU")
+    add("--text", type=Path, metavar="FILE", help="classes of a text for whole models, .npy")
     add("--contestants", nargs="+", default=["*"], metavar="NAME", help="names, or patterns with *")
     add("--list", action="store_true", help="print settings and contestants")
     add("--page", type=Path, metavar="FILE", help="print the page of a record")
     options = parser.parse_args(arguments)
     cpu = options.device == "cpu"
-    options.settings = options.settings or [name for name in SETTINGS if (name == TINY) == cpu]
+    options.settings = options.settings or [
+        name for name in GROUPS if name == PENN or (TINY in name) == cpu
+    ]
     if options.list:
-        print("\n".join(f"{name}: {setting}" for name, setting in SETTINGS.items()))
-        print("\n".join(f"    {name}: {entry.title}" for name, entry in CONTESTANTS.items()))
+        for name, group in GROUPS.items():
+            print(f"{name}: {(SETTINGS | trainer.MODELS).get(name, '')}")
+            print("\n".join(f"    {key}: {one.title}" for key, one in group.items()))
         return 0
     if options.page is not None:
         print(page(json.loads(options.page.read_text())), end="")

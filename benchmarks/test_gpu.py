@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks import gpu
+from benchmarks import gpu, trainer
 from benchmarks.gpu import CONTESTANTS, SETTINGS, TINY
 
 SETTING = SETTINGS[TINY]
@@ -30,6 +31,35 @@ def test_contestant_is_right_and_measured(name: str, monkeypatch: pytest.MonkeyP
     assert max(figures["errors"].values()) < 1e-5
     assert {len(seconds) for seconds in figures["seconds"].values()} == {SETTING.rounds}
     json.dumps(figures)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["tiny-layers", gpu.PENN])
+def test_whole_models(setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    np.save(tmp_path / "text.npy", np.arange(5000) % 300)
+    call = ["--device", "cpu", "--out", str(tmp_path), "--settings", setting]
+    assert gpu.main([*call, "--text", str(tmp_path / "text.npy")]) == 0
+    entries = json.loads((tmp_path / "results.json").read_text())["entries"]
+    for name, contestant in gpu.GROUPS[setting].items():
+        entry = entries[f"benchmarks/{setting}/{name}"]
+        assert entry["outcome"] == "measured" or name in ("liger", "quack"), entry
+        assert not contestant.ours or entry["token"] > 0
+    assert "s for 929,589 tokens" in (tmp_path / "report.md").read_text()
+
+
+def test_whole_model_in_a_tiny_size() -> None:
+    sizes = trainer.MODELS["tiny-layers"]
+    figures = gpu.measure_steps(gpu.LAYERS["softmax"], sizes, "cpu", None)
+    assert figures["outcome"] == "measured", figures
+    assert len(figures["seconds"]["both"]) == 2
+
+
+def test_made_up_text_has_the_counts_of_subwords() -> None:
+    count = np.bincount(trainer.made_up_text(49_152, 10**6), minlength=49_152)
+    assert not count[21_817:].any()
+    assert 13_000 < (count > 0).sum() < 21_817
+    assert 0.03 < count[0] / 10**6 < 0.06
 
 
 @pytest.mark.parametrize(
@@ -70,7 +100,8 @@ def test_without_a_gpu_it_says_so(
 def test_a_folder_keeps_what_was_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call = ["--device", "cpu", "--out", str(tmp_path), "--contestants", "random-4", "eager"]
+    call = ["--device", "cpu", "--settings", TINY, "--out", str(tmp_path)]
+    call += ["--contestants", "huffman-4", "eager"]
     assert gpu.main([*call, "--minutes", "0.01"]) == 3  # no time for a contestant
     file, measure, keys = tmp_path / "results.json", gpu.measure, []
 
@@ -81,12 +112,12 @@ def test_a_folder_keeps_what_was_measured(
     monkeypatch.setattr(gpu, "measure", crash)
     with pytest.raises(KeyboardInterrupt):
         gpu.main(call)
-    assert keys == ["benchmarks/tiny/random-4"]
+    assert keys == ["benchmarks/tiny/huffman-4"]
     monkeypatch.setattr(gpu, "measure", measure)
-    assert gpu.main(call) == 1  # random-4 is not tried again
+    assert gpu.main(call) == 1  # huffman-4 is not tried again
     assert "benchmarks/tiny/eager: measured" in capsys.readouterr().out
     page = (tmp_path / "report.md").read_text()
-    title, eager = CONTESTANTS["random-4"].title, CONTESTANTS["eager"].title
+    title, eager = CONTESTANTS["huffman-4"].title, CONTESTANTS["eager"].title
     assert f"| {title}: not finished |" in page
     assert re.search(rf"\n\| {re.escape(eager)} \| \d+\.\d{{3}} ± ", page)
     monkeypatch.setattr(gpu, "measure", crash)
