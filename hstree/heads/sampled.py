@@ -237,22 +237,29 @@ class SampledSoftmax(Tables, Softmax):
         is_class = (target >= 0) & (target < n_classes)
         # A row that is left out must add no class: it stands for one that is drawn.
         known = torch.where(is_class, target, drawn[0])
-        classes = torch.cat([drawn, known]).sort().values
-        # Repetitions get m = 0, so that they may stay where their number must not be read.
-        has_values = type(classes) is Tensor and not classes.is_meta
-        if has_values and not torch.compiler.is_compiling() and not is_transformed():
-            classes = torch.unique_consecutive(classes)
-        place = torch.searchsorted(classes, known)
-        m = torch.zeros(classes.shape, dtype=torch.float64, device=classes.device)
-        m = m.index_add(0, torch.searchsorted(classes, drawn), torch.ones_like(at))
+        classes, order = torch.cat([drawn, known]).sort()
+        is_first = classes.diff(prepend=classes.new_full((1,), -1)) != 0
+        index = torch.arange(classes.shape[0], device=classes.device)
+        first = torch.where(is_first, index, 0).cummax(0).values
+        place = torch.empty_like(order).scatter(0, order, first)  # of each draw and each target
+        counted = is_class if self.in_batch else torch.zeros_like(is_class)
+        m = torch.cat([torch.ones_like(at), counted.double()])
+        m = torch.zeros_like(m).index_add(0, place, m)
         c = (upper[classes] - torch.where(classes > 0, upper[classes - 1], 0)) / per_part
         if self.in_batch:
-            m = m.index_add(0, place, is_class.double())
             # For each target the others are further draws, from the distribution of the text.
             c = c + (is_class.sum() - 1).clamp(min=0) * self.share[classes]
+        log_weight, place = (m / c).log(), place[k:]
+        # Repetitions have m = 0, so that they may stay where their number must not be read. On a
+        # GPU reading it waits: all that needs no number is launched before.
+        marked = torch.where(target < 0, -1, classes.shape[0])
+        has_values = type(classes) is Tensor and not classes.is_meta
+        if has_values and not torch.compiler.is_compiling() and not is_transformed():
+            place = torch.where(is_class, (is_first.cumsum(0) - 1)[place], marked)
+            index = is_first.nonzero().squeeze(1)
+            return classes[index], log_weight[index], place
         # Marked targets stay marked: -1, and beyond the last class.
-        place = torch.where(is_class, place, torch.where(target < 0, -1, classes.shape[0]))
-        return classes, (m / c).log(), place
+        return classes, log_weight, torch.where(is_class, place, marked)
 
     def _step(self, target: Tensor) -> Step:
         if not (self.training and self.samples_in_training):
