@@ -15,6 +15,7 @@ struct ForestRows {
   const int32_t* cluster;
   const int64_t* target;
   const A* grad_log_prob;  // null: nothing is overwritten
+  A* log_softmax;          // [R, V], not null: in place of the results below, and every row is ignored
   A* log_prob;
   A* grad_log_prior;
   int64_t rows, classes, trees, clusters;
@@ -32,6 +33,7 @@ struct ForestPanel {
   uint8_t* wide;        // [count]
   double* normalizers;  // [T, stride]
   double* shares;       // [T, stride]
+  A* most;              // [stride]: largest score
 };
 
 template <typename A>
@@ -48,6 +50,9 @@ struct ForestKernels {
 
   // After `begin`: the gradients of score and cluster_score, for shares that are the gradients of log P_t(target).
   void (*finish)(const ForestRows<A>& rows, const ForestPanel<A>& panel);
+
+  // After `begin`: log_softmax, undefined for rows that are wide.
+  void (*every)(const ForestRows<A>& rows, const ForestPanel<A>& panel);
 };
 
 }  // namespace hstree::cpu

@@ -109,6 +109,7 @@ static void forest_begin_of(const ForestRows<A>& f, const ForestPanel<A>& panel)
   const int64_t* const target = f.target + panel.begin;
   Vector<A> most[N];
   forest_max(f, lanes, x, most);
+  for (int n = 0; n < N; ++n) store(panel.most + n * W, most[n]);
   double at_target[S];
   for (int64_t i = 0; i < panel.count; ++i) {
     at_target[i] = target[i] < 0 ? 0 : static_cast<double>(x[target[i] * R + i]) - most[i / W][i % W];
@@ -194,6 +195,65 @@ static void forest_finish_of(const ForestRows<A>& f, const ForestPanel<A>& panel
   }
 }
 
+// log P_v = s_v - most + d + log sum_t w_t[c_t(v)], where w_t[c] = exp(share_t + r_tc - d) and d is the largest
+// share_t + top_t, so that for each class some w is at least exp(-widest).
+template <int N, bool part, typename A>
+static void forest_every_of(const ForestRows<A>& f, const ForestPanel<A>& panel) {
+  using L = RowLanes<N, part, A>;
+  constexpr int64_t W = L::W, S = L::stride;
+  const L lanes{panel.count};
+  const int64_t R = f.rows, T = f.trees, C = f.clusters, V = f.classes;
+  double base[S];
+  Vector<A> shift[N] = {};
+  for (int64_t i = 0; i < panel.count; ++i) {
+    double largest = panel.shares[i] + panel.top[i];
+    for (int64_t t = 1; t < T; ++t) {
+      const double share = panel.shares[t * S + i] + panel.top[t * S + i];
+      largest = largest >= share ? largest : share;
+    }
+    base[i] = largest == -__builtin_inf() ? 0 : largest;
+    shift[i / W][i % W] = static_cast<A>(largest - panel.most[i]);
+  }
+  A* weights = panel.sums;
+  const A* r = f.cluster_score + panel.begin;
+  for (int64_t t = 0; t < T; ++t) {
+    const A* const top = panel.top + t * S;
+    Vector<A> share[N] = {};
+    for (int64_t i = 0; i < panel.count; ++i) {
+      share[i / W][i % W] = static_cast<A>(panel.shares[t * S + i] + top[i] - base[i]);
+    }
+    for (int64_t c = 0; c < C; ++c, r += R, weights += S) {
+      for (int n = 0; n < N; ++n) {
+        store(weights + n * W, exponential(share[n] + (lanes.get(r, n) - load(top + n * W))));
+      }
+    }
+  }
+  const A* const x = f.score + panel.begin;
+  A* const out = f.log_softmax + panel.begin * V;
+  for (int64_t v = 0; v < V; v += W) {
+    const int64_t count = V - v < W ? V - v : W;
+    for (int n = 0; n < N; ++n) {
+      Vector<A> tile[W] = {};
+      for (int64_t i = 0; i < count; ++i) {
+        const int32_t* const cluster = f.cluster + (v + i) * T;
+        Vector<A> weight = {};
+        for (int64_t t = 0; t < T; ++t) weight += load(panel.sums + (t * C + cluster[t]) * S + n * W);
+        tile[i] = (lanes.get(x + (v + i) * R, n) + shift[n]) + log_of_sum(weight);
+      }
+      transpose<A>(tile);
+      const int64_t rows = part ? panel.count : W;
+      for (int64_t i = 0; i < rows; ++i) {
+        A* const row = out + (n * W + i) * V + v;
+        if (count == W) {
+          store(row, tile[i]);
+        } else {
+          store_first(row, count, tile[i]);
+        }
+      }
+    }
+  }
+}
+
 #define HSTREE_FOREST(name)                                                        \
   template <typename A>                                                            \
   static void forest_##name(const ForestRows<A>& f, const ForestPanel<A>& panel) { \
@@ -207,11 +267,12 @@ static void forest_finish_of(const ForestRows<A>& f, const ForestPanel<A>& panel
 HSTREE_FOREST(survey)
 HSTREE_FOREST(begin)
 HSTREE_FOREST(finish)
+HSTREE_FOREST(every)
 #undef HSTREE_FOREST
 
 template <typename A>
 static constexpr ForestKernels<A> forest_table = {VectorOf<A>::width, forest_survey<A>, forest_begin<A>,
-                                                  forest_finish<A>};
+                                                  forest_finish<A>, forest_every<A>};
 
 }  // namespace HSTREE_CAPABILITY
 

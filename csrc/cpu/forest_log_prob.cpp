@@ -39,6 +39,14 @@ void check(const char* op, const ForestRows<A>& f) {
   }
 }
 
+// -inf if all values are; NaN if one is.
+double log_sum_exp(const std::vector<double>& values) {
+  const double most = *std::max_element(values.begin(), values.end());
+  double total = 0;
+  for (const double value : values) total += value == -infinity ? 0 : std::exp(value - most);
+  return total == 0 ? -infinity : most + std::log(total);
+}
+
 // shares [T], `step` apart: from log_prior + log P_t(y) to rho_t, which is grad_log_prior. Writes log_prob too.
 template <typename A>
 void mix(const ForestRows<A>& f, int64_t r, double* shares, int64_t step) {
@@ -89,6 +97,15 @@ void run_wide(const ForestRows<A>& f, const WideRow& row) {
     normalizers[t] = most + std::log(total);
     shares[t] = y < 0 ? 0 : f.log_prior[t * f.rows + r] + (score(y, t) - normalizers[t]);
   }
+  if (f.log_softmax) {
+    for (int64_t v = 0; v < f.classes; ++v) {
+      for (int64_t t = 0; t < T; ++t) {
+        shares[t] = f.log_prior[t * f.rows + r] + (score(v, t) - normalizers[t]);
+      }
+      f.log_softmax[r * f.classes + v] = static_cast<A>(log_sum_exp(shares));
+    }
+    return;
+  }
   mix(f, r, shares.data(), 1);
   if (!f.grad_log_prob) return;
   for (int64_t v = 0; v < f.classes; ++v) {
@@ -112,7 +129,11 @@ void run(const ForestKernels<A>& kernels, const ForestRows<A>& f, const ForestPa
     if (panel.wide[i]) rows.push_back(wide_row(f, panel.begin + i));
   }
   kernels.begin(f, panel);
-  for (int64_t i = 0; i < panel.count; ++i) mix(f, panel.begin + i, panel.shares + i, stride);
+  if (f.log_softmax) {
+    kernels.every(f, panel);
+  } else {
+    for (int64_t i = 0; i < panel.count; ++i) mix(f, panel.begin + i, panel.shares + i, stride);
+  }
   if (f.grad_log_prob) {
     kernels.finish(f, panel);
     for (int64_t i = 0; i < panel.count; ++i) {  // of an ignored row with NaN, which is not 0 times NaN
@@ -139,7 +160,7 @@ void forest_log_prob(const char* op, const ForestRows<A>& f) {
   while (rows_of_panel > width && rows_of_panel * threads > f.rows) rows_of_panel /= 2;
   const int64_t panels = (f.rows + rows_of_panel - 1) / rows_of_panel;
   parallel(panels, 1, [&](int64_t number, int64_t end) {
-    std::vector<A> memory((2 * numbers + f.trees) * rows_of_panel + 64 / sizeof(A));
+    std::vector<A> memory((2 * numbers + f.trees + 1) * rows_of_panel + 64 / sizeof(A));
     std::vector<double> shares(2 * f.trees * rows_of_panel);
     std::vector<uint8_t> wide(rows_of_panel);
     void* aligned = memory.data();
@@ -152,7 +173,8 @@ void forest_log_prob(const char* op, const ForestRows<A>& f) {
                          sums + 2 * numbers * rows_of_panel,
                          wide.data(),
                          shares.data(),
-                         shares.data() + f.trees * rows_of_panel};
+                         shares.data() + f.trees * rows_of_panel,
+                         sums + (2 * numbers + f.trees) * rows_of_panel};
     for (; number < end; ++number) {
       const int64_t last = std::min(f.rows, (number + 1) * rows_of_panel);
       for (panel.begin = number * rows_of_panel; panel.begin < last; panel.begin += panel.count) {

@@ -4,8 +4,10 @@
 //   rho_t = grad pi_t P_t(y) / exp(log_prob): the gradient of log_prior, log pi_t;
 //   gradient of s_v: 1[v = y] grad - e^s_v sum_t w_t[c_t(v)],  w_t[c] = rho_t e^r_tc / Z_t;
 //   gradient of r_tc: 1[c = c_t(y)] rho_t - w_t[c] M_t[c].
+// With log_softmax, instead: log sum_t pi_t P_t(v) of all classes v; work R (2 V exponentials and logarithms), one more
+//   read of score and one write.
 // Tensors: score s [V, R], cluster_score r [T, C, R], log_prior [T, R], log_prob, grad_log_prob [R],
-//   grad_log_prior [T, R], all float32 or all float64; cluster c_t(v) [V, T] int32 in [0, C); target [R] int64. All
+//   grad_log_prior [T, R], log_softmax [R, V], all float32 or all float64; cluster c_t(v) [V, T] int32 in [0, C); target [R] int64. All
 //   contiguous, V, T and C at least 1.
 // Target -1: ignored; its log_prob and gradients are 0. Other targets outside [0, V), and clusters outside [0, C),
 //   throw std::runtime_error.

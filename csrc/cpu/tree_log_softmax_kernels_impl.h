@@ -10,24 +10,6 @@ namespace log_prob {
 
 constexpr int64_t nodes_ahead = 8;  // distance in nodes of the prefetch of scores
 
-// log(s 2^-powers) for normal s > 0, error 3e-7 relative to the larger of 1 and its magnitude; NaN and infinity
-// propagate.
-static inline Vector<float> log_of_sum(Vector<float> s, int powers = 0) {
-  const U32 bits = bits_as<U32>(s);
-  const Vector<float> exponent =
-      __builtin_convertvector(bits_as<I32>(bits >> 23) - (127 + powers), Vector<float>);
-  const Vector<float> mantissa = bits_as<Vector<float>>((bits & 0x7fffffu) | 0x3f800000u);
-  const Vector<float> value = exponent * 0.69314718056f + log1p_unit(mantissa - 1.0f);
-  return s <= __FLT_MAX__ ? value : s;
-}
-static inline Vector<double> log_of_sum(Vector<double> s, int powers = 0) {
-  const I64 bits = bits_as<I64>(s);
-  const Vector<double> exponent = __builtin_convertvector((bits >> 52) - (1023 + powers), Vector<double>);
-  const Vector<double> mantissa = bits_as<Vector<double>>((bits & 0xfffffffffffff) | 0x3ff0000000000000);
-  const Vector<double> value = exponent * 0.69314718055994530942 + log1p_unit(mantissa - 1.0);
-  return s <= __DBL_MAX__ ? value : s;
-}
-
 // The addresses of the rows of a node's scores, and of their gradients.
 template <typename A>
 struct ScoreRows {

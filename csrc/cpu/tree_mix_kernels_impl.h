@@ -8,7 +8,6 @@ namespace hstree::cpu {
 namespace HSTREE_CAPABILITY {
 namespace mixture {
 
-using log_prob::log_of_sum;
 using log_prob::sum_of_exponentials;
 using mixture_row::largest;
 

@@ -1,11 +1,14 @@
-// hstree::forest_gradient_, the part of forest_log_prob that knows the scores of a chunk of rows.
+// hstree::forest_gradient_, the part of forest_log_prob that knows the scores of a chunk of rows, and
+// hstree::forest_log_softmax, all classes of such a chunk.
 #include "cpu/forest_log_prob.h"
 
+#include <algorithm>
 #include <tuple>
 
 #include "kernels/forest_log_prob.h"
 #include "ops/cpu.h"
 #include "ops/cuda.h"
+#include "ops/recycled.h"
 
 namespace hstree {
 namespace {
@@ -36,11 +39,9 @@ struct DeviceArguments {
   const std::optional<Tensor>&order, &boundary, &bias, &grad_score;
 };
 
-template <Result (*kernel)(const ForestArguments&, const DeviceArguments&)>
-Result forest_gradient_(const Tensor& score, const Tensor& cluster_score, const Tensor& log_prior,
-                        const Tensor& cluster, const Tensor& target, const std::optional<Tensor>& order,
-                        const std::optional<Tensor>& boundary, const std::optional<Tensor>& grad_log_prob,
-                        const std::optional<Tensor>& bias, const std::optional<Tensor>& grad_score) {
+ForestArguments forest_arguments(const char* op, const Tensor& score, const Tensor& cluster_score,
+                                 const Tensor& log_prior, const Tensor& cluster, const Tensor& target,
+                                 const std::optional<Tensor>& grad_log_prob) {
   check_dim(op, "score", score, 2, "[V, R]");
   check_dim(op, "cluster_score", cluster_score, 3, "[T, C, R]");
   check_dim(op, "log_prior", log_prior, 2, "[T, R]");
@@ -76,10 +77,23 @@ Result forest_gradient_(const Tensor& score, const Tensor& cluster_score, const 
     check_size(op, "grad_log_prob", *grad_log_prob, 0, rows, "rows of score");
     check_values("grad_log_prob", *grad_log_prob, false);
   }
-  return kernel({element_type(op, "score", score), score, cluster_score, torch::stable::contiguous(log_prior),
-                 torch::stable::contiguous(cluster), torch::stable::contiguous(target),
-                 contiguous(grad_log_prob), empty(score, {rows}, score.scalar_type()),
-                 empty(score, {grad_log_prob ? trees : 0, rows}, score.scalar_type())},
+  return {element_type(op, "score", score),
+          score,
+          cluster_score,
+          torch::stable::contiguous(log_prior),
+          torch::stable::contiguous(cluster),
+          torch::stable::contiguous(target),
+          contiguous(grad_log_prob),
+          empty(score, {rows}, score.scalar_type()),
+          empty(score, {grad_log_prob ? trees : 0, rows}, score.scalar_type())};
+}
+
+template <Result (*kernel)(const ForestArguments&, const DeviceArguments&)>
+Result forest_gradient_(const Tensor& score, const Tensor& cluster_score, const Tensor& log_prior,
+                        const Tensor& cluster, const Tensor& target, const std::optional<Tensor>& order,
+                        const std::optional<Tensor>& boundary, const std::optional<Tensor>& grad_log_prob,
+                        const std::optional<Tensor>& bias, const std::optional<Tensor>& grad_score) {
+  return kernel(forest_arguments(op, score, cluster_score, log_prior, cluster, target, grad_log_prob),
                 {order, boundary, bias, grad_score});
 }
 
@@ -91,12 +105,32 @@ Result forest_gradient_cpu(const ForestArguments& a, const DeviceArguments& more
   }
   dispatch_sums(a.score.scalar_type(), [&](auto zero) {
     using A = decltype(zero);
-    cpu::forest_log_prob<A>(
-        op, {data<A>(a.score), data<A>(a.cluster_score), const_data<A>(a.log_prior),
-             const_data<int32_t>(a.cluster), const_data<int64_t>(a.target), const_data<A>(a.grad_log_prob),
-             data<A>(a.log_prob), data<A>(a.grad_log_prior), a.rows(), a.classes(), a.trees(), a.clusters()});
+    cpu::forest_log_prob<A>(op, {data<A>(a.score), data<A>(a.cluster_score), const_data<A>(a.log_prior),
+                                 const_data<int32_t>(a.cluster), const_data<int64_t>(a.target),
+                                 const_data<A>(a.grad_log_prob), nullptr, data<A>(a.log_prob),
+                                 data<A>(a.grad_log_prior), a.rows(), a.classes(), a.trees(), a.clusters()});
   });
   return {a.log_prob, a.grad_log_prior};
+}
+
+Tensor forest_log_softmax_cpu(const Tensor& score, const Tensor& cluster_score, const Tensor& log_prior,
+                              const Tensor& cluster) {
+  constexpr const char* op = "hstree::forest_log_softmax";
+  check_dim(op, "score", score, 2, "[V, R]");
+  const int64_t classes = score.size(0), rows = score.size(1);
+  const Tensor target = empty(score, {rows}, Dtype::Long);
+  std::fill_n(data<int64_t>(target), rows, -1);
+  const ForestArguments a =
+      forest_arguments(op, score, cluster_score, log_prior, cluster, target, std::nullopt);
+  const Tensor log_softmax = recycled(score, {rows, classes}, score.scalar_type());
+  dispatch_sums(score.scalar_type(), [&](auto zero) {
+    using A = decltype(zero);
+    cpu::forest_log_prob<A>(
+        op, {data<A>(a.score), data<A>(a.cluster_score), const_data<A>(a.log_prior),
+             const_data<int32_t>(a.cluster), const_data<int64_t>(a.target), nullptr, data<A>(log_softmax),
+             data<A>(a.log_prob), data<A>(a.grad_log_prior), rows, classes, a.trees(), a.clusters()});
+  });
+  return log_softmax;
 }
 
 // order [T, V] and boundary [T, C + 1], int64: the classes of each tree by their clusters, and the first place of each
@@ -107,10 +141,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
       "forest_gradient_(Tensor(a!) score, Tensor(b!) cluster_score, Tensor log_prior, Tensor cluster, Tensor "
       "target, Tensor? order, Tensor? boundary, Tensor? grad_log_prob, Tensor? bias=None, Tensor(c!)? "
       "grad_score=None) -> (Tensor, Tensor)");
+  // The log-probabilities [R, V] of all classes. CPU only.
+  m.def("forest_log_softmax(Tensor score, Tensor cluster_score, Tensor log_prior, Tensor cluster) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {
   m.impl("forest_gradient_", HSTREE_CPU_BOX(&forest_gradient_<forest_gradient_cpu>));
+  m.impl("forest_log_softmax", HSTREE_CPU_BOX(&forest_log_softmax_cpu));
 }
 #endif
 

@@ -18,7 +18,7 @@ from heads.support import V, trees
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hstree.heads import PLIF, Head, ScreenedSoftmax, TreeEnsemble
+from hstree.heads import PLIF, ForestSoftmax, Head, ScreenedSoftmax, TreeEnsemble
 from hstree.ops import feature_gather, piecewise, sparse_adam_, tree_topk
 
 D = 16
@@ -69,6 +69,8 @@ def recorded(rows: int) -> dict[str, Callable[[], Any]]:
                     head.topk(hidden, V)
                 head.sample(hidden)
         ScreenedSoftmax.from_linear(nn.Linear(D, V), exact=9).log_prob(hidden)
+        with torch.no_grad():
+            ForestSoftmax(D, V, clusters=4).log_prob(hidden)
         index = torch.tensor([[0, 3, 5]], dtype=torch.int32)
         feature_gather(hidden.clone().requires_grad_(), index).sum().backward()
         table = torch.randn(8, 4, requires_grad=True)

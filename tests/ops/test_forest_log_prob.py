@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hstree._numerics import is_low
 from hstree.ops import _chunked_loss, forest_log_prob
-from hstree.ops.forest_log_prob import by_cluster
+from hstree.ops.forest_log_prob import by_cluster, forest_log_softmax
 
 N, D, V, T, C = 23, 7, 41, 3, 5
 NAMES = ("hidden", "log_prior", "cluster_score", "weight", "bias")
@@ -191,6 +191,61 @@ def test_infinities(device: torch.device) -> None:
     assert not grad[4].any()
 
 
+def all_classes(given: dict[str, Any], dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [N, V] by the kernel, and in float64 by torch's own operators."""
+    made = {n: t.detach().to(dtype) for n, t in given.items() if n in NAMES}
+    cluster = given["cluster"]
+    with torch.no_grad():
+        got = forest_log_softmax(cluster=cluster, **made)
+    exact = {n: t.double().requires_grad_() for n, t in made.items()}
+    return got, forest_log_softmax(cluster=cluster, **exact).detach()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 8, 16, 20, 83, 300])
+@pytest.mark.parametrize(("trees", "clusters", "classes"), [(1, 1, 1), (2, 1, V), (5, 40, 64)])
+def test_all_classes(rows: int, trees: int, clusters: int, classes: int) -> None:
+    """Rows of every number of vectors; parts of a vector of classes, and whole ones."""
+    given = arguments(rows, classes, trees, clusters)
+    got, expected = all_classes(given)
+    torch.testing.assert_close(got, expected)
+    target = given["target"].clamp(min=0)
+    of_target = forest_log_prob_reference(**given | {"target": target, "offset": None})
+    torch.testing.assert_close(got.gather(1, target[:, None])[:, 0], of_target.detach())
+    got, expected = all_classes(given, torch.float32)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("of_prior", [1, 1e3])
+@pytest.mark.parametrize(("of_class", "of_cluster"), [(1e3, 1), (1, 1e3), (1e3, 1e3), (30, 10)])
+def test_range_of_all_classes(
+    of_class: float, of_cluster: float, of_prior: float, dtype: torch.dtype
+) -> None:
+    """As in ``test_range``; priors need not sum to 1."""
+    given = arguments(scale=of_cluster)
+    given["weight"] = given["weight"].detach() * of_class
+    given["log_prior"] = given["log_prior"].detach() * of_prior
+    got, expected = all_classes(given, dtype)
+    limit = 8 * torch.finfo(dtype).eps
+    size = expected.abs().max().item()
+    torch.testing.assert_close(got.double(), expected, rtol=limit, atol=limit * size)
+
+
+def test_infinities_of_all_classes() -> None:
+    given = {n: t if t is None else t.detach() for n, t in arguments().items()}
+    given["bias"][7] = given["cluster_score"][6, 0, 1] = given["log_prior"][8, 1] = -math.inf
+    given["hidden"][3, 0], given["cluster_score"][5, 1, 2] = math.nan, math.inf
+    given["hidden"][4, 0], given["log_prior"][9] = math.inf, -math.inf
+    got, expected = all_classes(given)
+    bad = torch.zeros(N, dtype=torch.bool)
+    bad[3:6] = True
+    assert torch.equal(got.isnan().all(1), bad)
+    assert torch.equal(got.isnan(), expected.isnan())
+    torch.testing.assert_close(got, expected, equal_nan=True)
+    with pytest.raises(RuntimeError, match=r"forest_log_softmax: cluster\[6\]: .*\[0, 5\), got 5"):
+        all_classes(given | {"cluster": given["cluster"].index_fill(0, torch.tensor(6), C)})
+
+
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("name", ["hidden", "log_prior", "cluster_score"])
 def test_ignored_rows_count_nothing(name: str, reduction: str, device: torch.device) -> None:
@@ -237,6 +292,9 @@ def test_opcheck(wanted: list[bool]) -> None:
             (*chunk, None, None, grad),
             test_utils=("test_schema", "test_faketensor"),
         )
+    torch.library.opcheck(torch.ops.hstree.forest_log_softmax.default, chunk[:4])
+    with pytest.raises(RuntimeError, match="forest_log_softmax: not differentiable"):
+        torch.ops.hstree.forest_log_softmax(chunk[0].requires_grad_(), *chunk[1:4]).sum().backward()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

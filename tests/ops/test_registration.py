@@ -20,7 +20,7 @@ has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 assert has_kernel("hstree::forward", "CompositeImplicitAutograd")
 for name in ("path_log_prob", "group_log_prob", "feature_gather", "piecewise",
              "target_log_softmax", "sparse_adam_", "tree_topk", "tree_log_softmax", "group_topk",
-             "sample", "forest_gradient_", "screened_topk"):
+             "sample", "forest_gradient_", "forest_log_softmax", "screened_topk"):
     for key in ("CPU", "Meta"):
         assert has_kernel(f"hstree::{name}", key), (name, key)
 index = torch.tensor([[0, 1]], dtype=torch.int32)
