@@ -84,6 +84,13 @@ def check_all(device: torch.device = CPU) -> bool:
                     options: Any = {"temperature": 0.7, "all_scores": True}
                     found = screened_topk(*on(device, arguments), n, k, **options)
                     check(found, arguments, n, k, 0.7)
+    for bits, number in ((4, 0), (4, 255), (8, -128), (8, 127)):  # no sum of 16 bits saturates
+        arguments = draw((2, 40, 64, 8), bits)
+        arguments[0][0, :-1], arguments[0][1, :-1] = 1.0, -1.0
+        arguments[1].fill_(number)
+        arguments[2].mul_(1e-3)
+        found = screened_topk(*on(device, arguments), 7, 5, all_scores=True)
+        check(found, arguments, 7, 5, 1.0)
     return True
 
 
