@@ -169,7 +169,7 @@ HEAD_CONTESTS: dict[str, dict[str, Build]] = {
         "mixtape": _head("mixtape", lambda size: {"latent_features": size.latent}),
         "forest": _head("forest"),
         "adaptive": _head("adaptive", lambda size: {"cutoffs": [size.classes // 5]}),
-        "sampled": _head("sampled", _zipf),
+        "sampled": _head("sampled", lambda size: _zipf(size) | {"negatives": 128}),
         "trees": _trees,
     },
     "default trees": {

@@ -81,7 +81,7 @@ def of_smollm2(text: Path, steps: int = 100) -> States:
 
 HEADS: dict[str, Callable[[int, Tensor], Head]] = {
     "softmax": lambda d, counts: Softmax(d, CLASSES, frequencies=counts),
-    "sampled": lambda d, counts: SampledSoftmax(d, CLASSES, frequencies=counts),
+    "sampled": lambda d, counts: SampledSoftmax(d, CLASSES, negatives=128, frequencies=counts),
     "forest": lambda d, counts: ForestSoftmax(d, CLASSES, clusters=64, frequencies=counts),
     "trees": TreeEnsemble.from_counts,
 }

@@ -108,7 +108,7 @@ TRAINING: dict[str, Build] = {
     "adaptive": partial(_head, name="adaptive"),
     "adaptive, compiled": partial(_head, name="adaptive", compiled=True),
     "softmax": partial(_head, name="softmax"),
-    "sampled": partial(_head, name="sampled"),
+    "sampled": partial(_head, name="sampled", negatives=128),
     "forest": partial(_head, name="forest"),
     "forest, sampled": partial(_head, name="forest", negatives=512),
     "trees": _trees,

@@ -39,8 +39,8 @@ the resident memory of a fresh process, gradients included, with every block of 
 mapped by itself; parameters, inputs and code are not counted.
 
 - *Training steps*: forward, backward and optimizer of an output layer. Heads have
-  `hstree.optim.AdamW`, layers of torch `torch.optim.AdamW(fused=True)`; the plain sampled softmax
-  has 128 negatives, as `SampledSoftmax` has. Forest: four trees of C = 256, on all classes or 512
+  `hstree.optim.AdamW`, layers of torch `torch.optim.AdamW(fused=True)`; both sampled softmaxes
+  have 128 negatives. Forest: four trees of C = 256, on all classes or 512
   negatives. Trees: `from_counts`; *binary*: `binary=True`. Classes are drawn from Zipf's law.
   Adaptive softmax: default cutoffs. Extra memory includes the optimizer's state.
 - *Heads*, *default trees*, *mixtures*: a loss of every head; the documentation has their formulas.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +74,8 @@ class ForestSoftmax(SampledSoftmax):
             the same for all contexts; ``"uniform"``: 1 / T.
         tree_dropout: probability of dropping an element of h, in training, where the trees read it.
         seed: seed of the clusters, without ``trees``.
-        negatives: number of draws in a training step, K; None: steps score all classes.
+        negatives: number of draws in a training step, K, or ``"batch"``, as in
+            :class:`SampledSoftmax`; None: steps score all classes.
         in_batch, distribution, alpha, sparse: of W and b, see :class:`SampledSoftmax`.
         bias, ..., frequencies: see :class:`Softmax`.
 
@@ -114,7 +115,7 @@ class ForestSoftmax(SampledSoftmax):
         gate: str = "context",
         tree_dropout: float = 0.0,
         seed: int = 0,
-        negatives: int | None = None,
+        negatives: int | Literal["batch"] | None = None,
         in_batch: bool = True,
         distribution: str = "unigram",
         alpha: float = 0.75,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -71,9 +71,10 @@ class SampledSoftmax(Tables, Softmax):
     Args:
         in_features: number of input features, D.
         n_classes: number of classes, V.
-        negatives: number of draws in a training step, K; None: steps score all classes, and the
-            other options of the draws are not used. With K of V and more, a :class:`Softmax` is
-            cheaper.
+        negatives: number of draws in a training step, K. ``"batch"``: it follows the number of rows
+            of the step, N, ignored ones included: K = max(1, min(max(512, N // 2), V // 4)). A
+            number: the same for all steps; with V and more, a :class:`Softmax` is cheaper. None:
+            steps score all classes, and the other options of the draws are not used.
         in_batch: whether the targets of a batch are negatives for its other rows. It needs
             ``frequencies``, counts of the training text; ignored targets do not count.
         distribution: distribution of the draws, q. ``"unigram"``: proportional to the frequencies
@@ -118,7 +119,7 @@ class SampledSoftmax(Tables, Softmax):
         in_features: int,
         n_classes: int,
         *,
-        negatives: int | None = 128,
+        negatives: int | Literal["batch"] | None = "batch",
         in_batch: bool = True,
         distribution: str = "unigram",
         alpha: float = 0.75,
@@ -146,7 +147,11 @@ class SampledSoftmax(Tables, Softmax):
             z_loss=z_loss,
             frequencies=frequencies,
         )
-        self.negatives = None if negatives is None else check_int("negatives", negatives)
+        if isinstance(negatives, str):
+            check_choice("negatives", negatives, ("batch",))
+        elif negatives is not None:
+            negatives = check_int("negatives", negatives)
+        self.negatives = negatives
         self._samples = negatives is not None
         self.in_batch = check_bool("in_batch", in_batch)
         self.distribution = check_choice("distribution", distribution, DISTRIBUTIONS)
@@ -201,6 +206,13 @@ class SampledSoftmax(Tables, Softmax):
         power: npt.NDArray[np.float64] = (frequencies / frequencies.max()) ** self.alpha
         return power
 
+    def _draws(self, rows: int) -> int:
+        """Number of draws in a training step with so many rows, K."""
+        if isinstance(self.negatives, int):
+            return self.negatives
+        # Of the shape alone, so that a compiled step of one size has one graph.
+        return max(1, min(max(512, rows // 2), self.n_classes // 4))
+
     @torch.no_grad()
     def draw_classes(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """Classes of a training step, with torch's global random state on the device of the head.
@@ -226,8 +238,7 @@ class SampledSoftmax(Tables, Softmax):
     def _draw(self, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """:meth:`draw_classes`, and the place of each target among the classes, -1 for an ignored
         one."""
-        upper, k, n_classes = self.cumulative, self.negatives, self.n_classes
-        assert k is not None
+        upper, k, n_classes = self.cumulative, self._draws(target.shape[0]), self.n_classes
         per_part = upper[-1].double() / k
         # One draw in each of K equal parts of the distribution: fewer repetitions than independent
         # ones, and the same expected number of each class.
@@ -327,7 +338,7 @@ class SampledSoftmax(Tables, Softmax):
             return super().extra_repr()
         alpha = f", alpha={self.alpha}" if self.distribution == "unigram" else ""
         return (
-            f"{super().extra_repr()}, negatives={self.negatives}, in_batch={self.in_batch}, "
+            f"{super().extra_repr()}, negatives={self.negatives!r}, in_batch={self.in_batch}, "
             f"distribution={self.distribution!r}{alpha}, sparse={self.sparse}"
         )
 

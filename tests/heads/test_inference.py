@@ -43,7 +43,7 @@ def test_topk_in_chunks_of_rows(kind: str, monkeypatch: pytest.MonkeyPatch) -> N
     seen: list[int] = []
     whole = head.class_log_prob
     monkeypatch.setattr(head, "class_log_prob", lambda x: seen.append(len(x)) or whole(x))
-    monkeypatch.setitem(CHUNK_BYTES, "cpu", 2 * 8 * V)
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * V)
     values, classes = head.topk(hidden, 4)
     torch.testing.assert_close(values, wanted[0])
     assert torch.equal(classes, wanted[1])

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 from heads.support import FREQUENCIES, D, V, allocations, draw, draw_targets, randomise
 from hstree.heads import ForestSoftmax, SampledSoftmax, Softmax, load_head
@@ -338,6 +339,46 @@ def test_saved_with_its_distribution(tmp_path: Path) -> None:
         assert all(torch.equal(a, b) for a, b in zip(drawn, found[0], strict=True))
 
 
+@pytest.mark.parametrize(
+    ("rows", "n_classes", "draws"),
+    [(1, 2, 1), (40, 1000, 250), (40, 4000, 512), (1025, 4000, 512), (1030, 4000, 515),
+     (9000, 4000, 1000)],
+)  # fmt: skip
+def test_draws_follow_the_batch(rows: int, n_classes: int, draws: int, tmp_path: Path) -> None:
+    """By default half of the rows, at least 512, at most a quarter of the classes; saved so."""
+    options: dict[str, Any] = {"distribution": "uniform", "in_batch": False}
+    head = SampledSoftmax(2, n_classes, **options)
+    assert head.negatives == "batch"
+    head.save(tmp_path / "head")
+    fixed = SampledSoftmax(2, n_classes, negatives=draws, **options)
+    target, found = draw_targets(rows, n_classes=n_classes), []
+    for some in (head, fixed, load_head(tmp_path / "head")):
+        assert isinstance(some, SampledSoftmax)
+        torch.manual_seed(3)
+        found.append(some.draw_classes(target))
+    for drawn in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(drawn, found[0], strict=True))
+    forest = ForestSoftmax(2, n_classes, clusters=1, negatives="batch", **options)
+    assert forest.draw_classes(target)[0].shape[0] <= draws + rows
+    assert "negatives='batch'" in repr(forest)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_draws_that_follow_the_batch_compile(dynamic: bool) -> None:
+    """One graph for a size, or for all sizes."""
+    torch._dynamo.reset()
+    head, counter = SampledSoftmax(D, 5000, frequencies=range(5000, 0, -1)), CompileCounter()
+    compiled = torch.compile(head, backend=counter, fullgraph=True, dynamic=dynamic)
+    for rows in (7, 11, 13, 1100, 1200) if dynamic else (7, 7):
+        losses = []
+        for some in (compiled, head):
+            torch.manual_seed(1)
+            losses.append(some(draw(rows, D), draw_targets(rows)).loss)
+        torch.testing.assert_close(*losses)
+    assert counter.frame_count == 1
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
 def test_compile() -> None:
@@ -368,6 +409,7 @@ def test_compile() -> None:
     ("options", "match"),
     [
         ({"negatives": 0}, "negatives: expected a whole number of at least 1, got 0"),
+        ({"negatives": "half"}, "negatives: expected one of batch, got 'half'"),
         ({"alpha": -0.5}, r"alpha: expected a number of at least 0, got -0\.5"),
         ({"alpha": float("nan")}, "alpha: expected a finite number, got nan"),
         (
