@@ -127,5 +127,10 @@ def contest(
     for name, contestant in contestants.items():
         if contestant.visits:
             result[name]["visits"] = contestant.visits
-    benchmark.extra_info.update(device=device, size=str(size), contest=result)
+    benchmark.extra_info.update(
+        instructions=torch.ops.hstree.cpu_capability(),
+        device=device,
+        size=str(size),
+        contest=result,
+    )
     return result

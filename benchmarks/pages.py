@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shlex
 import sys
@@ -27,6 +28,11 @@ WIKITEXT: dict[str, Any] = {
     "help": "WikiText-2: valid.txt, test.txt",
 }
 """Settings of a flag ``--data``."""
+AVX2 = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS",
+        "HSTREE_CPU_CAPABILITY")  # fmt: skip
+"""Variables that choose the instruction set of torch's libraries and of hstree. All with AVX2:
+ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
+HSTREE_CPU_CAPABILITY=avx2."""
 OUTPUT = {"type": Path, "metavar": "FOLDER", "help": "folder for the page and its figures"}
 
 
@@ -38,7 +44,9 @@ def publish(
     **flags: Mapping[str, Any],
 ) -> None:
     """Run benchmarks.NAME, with its docstring, on one thread: print its page, NAME.md, and write
-    its files to the folder of ``--output``, if there is one. ``flags``: the others, by name."""
+    its files to the folder of ``--output``, if there is one. ``flags``: the others, by name. With
+    another instruction set than AVX-512 the files begin with NAME-SET, as in screened-avx2.md, and
+    the page shows the variables that chose it."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -48,8 +56,12 @@ def publish(
     options = parser.parse_args(given)
     torch.set_num_threads(1)
     report = measure(options)
-    files = report.content(name, shlex.join(["python", "-m", f"benchmarks.{name}", *given]))
-    page = files[f"{name}.md"]
+    chosen = [f"{variable}={os.environ[variable]}" for variable in AVX2 if variable in os.environ]
+    command = shlex.join([*chosen, "python", "-m", f"benchmarks.{name}", *given])
+    capability = torch.ops.hstree.cpu_capability()
+    stem = name if capability == "avx512" else f"{name}-{capability}"
+    files = report.content(stem, command)
+    page = files[f"{stem}.md"]
     assert isinstance(page, bytes)
     print(page.decode())
     if options.output is not None:

@@ -36,7 +36,8 @@ they compare on any machine; milliseconds are those of the machine that is named
 backward passes, gradients included; float32; one thread, except where threads are compared. V is
 the number of classes, N the rows of a step, D the features. *Extra memory* is what one step adds to
 the resident memory of a fresh process, gradients included, with every block of 64 KiB or more
-mapped by itself; parameters, inputs and code are not counted.
+mapped by itself; parameters, inputs and code are not counted. Where no instruction set is named, it
+was AVX-512.
 
 - *Training steps*: forward, backward and optimizer of an output layer. Heads have
   `hstree.optim.AdamW`, layers of torch `torch.optim.AdamW(fused=True)`; both sampled softmaxes
@@ -69,6 +70,15 @@ METHOD = """\
 pip install -r tools/extra-benchmarks.txt  # optional: gensim and fastText
 pytest benchmarks --benchmark-only --benchmark-json=run.json
 python -m benchmarks.table run.json --save benchmarks/results/cpu
+```
+
+With AVX2 alone, in a record of its own:
+
+```bash
+export ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
+export HSTREE_CPU_CAPABILITY=avx2
+pytest benchmarks --benchmark-only --benchmark-json=run.json
+python -m benchmarks.table run.json --save benchmarks/results/cpu-avx2
 ```
 
 In each round every contestant has its turn, in order and back in the next round. A turn is as
@@ -106,7 +116,10 @@ def summary(run: Mapping[str, Any]) -> Record:
         if "contest" not in extra:
             continue
         device = extra["device"]
-        machine = cpu if device == "cpu" else torch.cuda.get_device_name()
+        if device == "cpu":
+            machine = f"{cpu}, CPU kernels for {extra['instructions']}"
+        else:
+            machine = torch.cuda.get_device_name()
         record.setdefault(device, {})[extra["name"]] = {
             "measured": f"{machine}, {versions}, {run['datetime'][:10]}",
             "size": extra["size"],

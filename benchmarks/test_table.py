@@ -22,7 +22,12 @@ def run(date: str = "2026-01-02") -> dict[str, Any]:
             contest["no seconds"] = {"parameters": 0}
         for of in contest if name == "heads" else ():
             contest[of] |= {"peak_bytes": 3 * 2**20, "visits": 4}
-        extra = {"device": "cpu", "size": "N = 2, D = 3, V = 4", "contest": contest}
+        extra = {
+            "instructions": "avx2",
+            "device": "cpu",
+            "size": "N = 2, D = 3, V = 4",
+            "contest": contest,
+        }
         entries.append({"extra_info": {"name": name, **extra}})
     machine = {"cpu": {"brand_raw": "a CPU"}}
     return {"benchmarks": entries, "datetime": f"{date}T03:04:05", "machine_info": machine}
@@ -45,7 +50,7 @@ def test_every_contest_is_on_the_page() -> None:
     assert lines(record).count("\n") == len(record["cpu"]) + 4
     text = page(record)
     assert text.count("\n**") == len(CONTESTS)
-    assert "- N = 2, D = 3, V = 4. a CPU, torch " in text
+    assert "- N = 2, D = 3, V = 4. a CPU, CPU kernels for avx2, torch " in text
     assert "| plif | 2.00 (2,000 ms) | 2.00 | 3 MiB | 1.00 M |" in text
     assert "| hstree train | 2.00 (2,000 ms) | 1.00 M |" in text
     assert "| no seconds | not measured |  |" in text

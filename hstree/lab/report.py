@@ -155,7 +155,7 @@ def plain_data(value: Any) -> Any:
 
 
 def provenance() -> dict[str, Any]:
-    """Machine, threads, versions and date of a measurement."""
+    """Machine, instruction set of the CPU kernels, threads, versions and date of a measurement."""
     machine = platform.processor() or platform.machine()
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -166,6 +166,7 @@ def provenance() -> dict[str, Any]:
     versions = {"hstree": hstree.__version__, "torch": torch.__version__}
     return {
         "machine": machine,
+        "instructions": torch.ops.hstree.cpu_capability(),
         "threads": torch.get_num_threads(),
         "versions": versions | {"python": platform.python_version()},
         "date": str(date.today()),
@@ -173,11 +174,13 @@ def provenance() -> dict[str, Any]:
 
 
 def made_on(records: Iterable[Mapping[str, Any]]) -> str:
-    """Machines, threads, versions and dates of records with the keys of :func:`provenance`, as one
-    line of text. Records without ``threads`` had one."""
+    """Machines, instruction sets, threads, versions and dates of records with the keys of
+    :func:`provenance`, as one line of text. Records without ``threads`` had one; older ones do
+    not name the instruction set."""
     records = list(records)
     parts = {
         "{}": {record["machine"] for record in records},
+        "CPU kernels for {}": {r["instructions"] for r in records if "instructions" in r},
         "{} threads": {str(record.get("threads", 1)) for record in records},
         "torch {}": {record["versions"]["torch"] for record in records},
         "Python {}": {record["versions"]["python"] for record in records},

@@ -244,9 +244,13 @@ def build_parser(commands: Iterable[AddCommand], description: str) -> argparse.A
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    version = fold(f"hstree {hstree.__version__} ({versions}), {describe_cuda()}", sys.stdout)
+    kernels = f"CPU kernels for {torch.ops.hstree.cpu_capability()}, {describe_cuda()}"
+    version = fold(f"hstree {hstree.__version__} ({versions}), {kernels}", sys.stdout)
     parser.add_argument(
-        "--version", action="version", version=version, help="show versions and exit"
+        "--version",
+        action="version",
+        version=version,
+        help="show versions and instruction set and exit",
     )
     added = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, parser_class=_Parser

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hstree.ops import sample, tree_topk
+from ops.apart import every_instruction_set, with_instruction_set
 
 SCRIPT = """
 import sys, torch, hstree
@@ -42,6 +43,17 @@ def test_import_registers_everything(tmp_path: Path) -> None:
     )
     gradients = "[[1.0, 1.0, 0.0], [1.0, 1.0, 0.0]]\n[[3.0, 2.25]] [[0.5, -0.5]]\n"
     assert shown.stdout == gradients, shown.stderr
+
+
+def capability() -> str:
+    return str(torch.ops.hstree.cpu_capability())
+
+
+@every_instruction_set
+def test_the_instruction_set_has_a_name(capability: str, tmp_path: Path) -> None:
+    """That of HSTREE_CPU_CAPABILITY."""
+    found = with_instruction_set(capability, "ops.test_registration", "capability()", tmp_path)
+    assert found == capability
 
 
 def names_of(op: str) -> list[str]:

@@ -41,7 +41,9 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith(f"hstree {hstree.__version__} (torch ")
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"hstree {hstree.__version__} (torch ")
+    assert f"), CPU kernels for {torch.ops.hstree.cpu_capability()}, " in " ".join(shown.split())
     assert main(["--help"]) == 0
     listing = capsys.readouterr().out
     assert all(command in listing for command in ("train", "evaluate", "generate", "tree"))
