@@ -39,6 +39,7 @@ from hstree.lm.report import (
     print_tables,
 )
 from hstree.lm.run import Run, load_run, run_names
+from hstree.ops._kernels import cpu_capability
 
 Form = str | Callable[[Any], str]
 SPLIT = Argument("--split", "part of the text", "test", choices=("test", "valid"))
@@ -166,7 +167,7 @@ def provenance() -> dict[str, Any]:
     versions = {"hstree": hstree.__version__, "torch": torch.__version__}
     return {
         "machine": machine,
-        "instructions": torch.ops.hstree.cpu_capability(),
+        "instructions": cpu_capability(),
         "threads": torch.get_num_threads(),
         "versions": versions | {"python": platform.python_version()},
         "date": str(date.today()),

@@ -82,6 +82,7 @@ from hstree.lm.train import (
     resume,
     train,
 )
+from hstree.ops._kernels import cpu_capability
 from hstree.trees import Tree
 from hstree.trees import describe as description
 
@@ -244,7 +245,7 @@ def build_parser(commands: Iterable[AddCommand], description: str) -> argparse.A
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    kernels = f"CPU kernels for {torch.ops.hstree.cpu_capability()}, {describe_cuda()}"
+    kernels = f"CPU kernels for {cpu_capability()}, {describe_cuda()}"
     version = fold(f"hstree {hstree.__version__} ({versions}), {kernels}", sys.stdout)
     parser.add_argument(
         "--version",
