@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fuzz.forests import GROUP, PATHS
+from fuzz.forests import PATHS
 from fuzz.problems import Problem, Setting
-from fuzz.test_ops import FUNCTIONS, all_classes, target_arguments
+from fuzz.test_ops import all_classes, function_of, target_arguments
 from hstree import ops
 
 SEARCH = [
@@ -30,7 +30,8 @@ SEARCH = [
 # Names in the schemas: those of backward operators, and n_classes of tree_log_softmax.
 INNER_NAMES = ["grad_log_prob", "score", "classes"]
 DIFFERENTIABLE = (
-    *FUNCTIONS.values(),
+    ops.path_log_prob,
+    ops.group_log_prob,
     ops.tree_log_softmax,
     ops.feature_gather,
     ops.target_log_softmax,
@@ -45,12 +46,12 @@ Call = tuple[Callable[..., Any], dict[str, Any]]
 
 def of_targets(problem: Problem) -> Call:
     tables = ["path_offset", "path", "leaf_position", "feature_index"]
-    if problem.kind == GROUP:
+    if problem.setting.groups:
         tables = ["cluster", "order", "begin"]
     values, keyword = target_arguments(problem)
     arguments = {"hidden": problem.hidden, "weight": problem.weight, "bias": problem.bias}
     arguments |= dict(zip(["target", *tables], values, strict=True))
-    return FUNCTIONS[problem.kind], arguments | keyword
+    return function_of(problem), arguments | keyword
 
 
 def all_calls(problem: Problem) -> list[Call]:
@@ -84,7 +85,7 @@ def all_calls(problem: Problem) -> list[Call]:
     forest |= {"weight": weight, "bias": None, "offset": weight[:, 0]}
     forest["cluster"] = torch.from_numpy(random.integers(0, 3, (classes, 2))).int()
     scores = dict(zip(names, values, strict=True)) | keywords
-    top = [(ops.group_topk, scores | {"k": 1})] if problem.kind == GROUP else []
+    top = [(ops.group_topk, scores | {"k": 1})] if problem.setting.groups else []
     return [
         of_targets(problem),
         (ops.tree_log_softmax, scores),

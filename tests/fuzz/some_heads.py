@@ -77,7 +77,7 @@ def special_options(setting: HeadSetting, random: np.random.Generator) -> dict[s
     if name in ("plif", "plif-frozen"):
         return decoder | plif
     if name == "monotonic":
-        return decoder | {"units": int(random.integers(1, 9)), "intervals": 256}
+        return decoder | {"units": int(random.integers(1, 9)), "intervals": 40_000}
     if name in ("mos", "moc", "mos-plif"):
         options = decoder | latent | {"components": int(random.integers(1, 5))}
         if name == "mos-plif":

@@ -84,3 +84,8 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.isnan(), other.isnan()) and torch.equal(
         one.nan_to_num(nan=0.0), other.nan_to_num(nan=0.0)
     )
+
+
+def exact_leaves(*tensors: Tensor | None) -> list[Any]:
+    """Copies in float64 that require gradients."""
+    return [None if x is None else x.detach().double().clone().requires_grad_() for x in tensors]

@@ -11,16 +11,15 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from heads.formulas import FORMULAS
 from hypothesis import given, settings
 from torch import Tensor
 
 import hstree
-from fuzz.formulas import FORMULAS
 from fuzz.scale import cases
 from fuzz.some_heads import HEAD_SETTINGS, HeadSetting, build, make
 from fuzz.tensors import same_bits, truth
 from hstree.heads import Head, head_names
-from hstree.heads.state import Tables
 
 SHAPES = st.sampled_from([(5,), (), (2, 3), (0,), (1, 0, 4), (17,)])
 
@@ -38,12 +37,10 @@ def draw_target(head: Head, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def formula(head: Head, hidden: Tensor) -> Any:
-    with_tables = (module for module in head.modules() if isinstance(module, Tables))
-    tables = [item for module in with_tables for item in module.tables().items()]
-    parts = [*head.named_parameters(), *head.named_buffers(), *tables]
-    state = {name: truth(value) for name, value in parts}
-    rows = truth(hidden).reshape(-1, head.in_features)
-    return FORMULAS[head.name](head, state, rows).reshape(*hidden.shape[:-1], head.n_classes)
+    """Of a copy in float64."""
+    rows = hidden.detach().double().reshape(-1, head.in_features)
+    log_prob = FORMULAS[head.name](copy.deepcopy(head).double().eval(), rows)
+    return truth(log_prob).reshape(*hidden.shape[:-1], head.n_classes)
 
 
 def close(got: Tensor, true: Any, tolerance: float = 1e-9) -> None:

@@ -1,4 +1,4 @@
-"""The tree operators on random trees against float64 formulas."""
+"""The tree operators on random trees against their references in float64."""
 
 from __future__ import annotations
 
@@ -9,26 +9,31 @@ import hypothesis.strategies as st
 import numpy as np
 import torch
 from hypothesis import given, settings
+from reference.group_log_prob import group_log_prob_reference
+from reference.path_log_prob import path_log_prob_reference
+from reference.tree_log_softmax import tree_log_softmax_reference
 from torch import Tensor
 
-from fuzz.forests import BINARY, GROUP, ROOT
 from fuzz.problems import SETTINGS, Problem, Setting
 from fuzz.scale import cases
-from fuzz.tensors import check_close, same_bits, sums, truth
-from fuzz.truth import class_log_prob, mixture, score_gradient
+from fuzz.tensors import check_close, exact_leaves, same_bits, sums, truth
 from hstree import ops
 
-FUNCTIONS: dict[int, Any] = {BINARY: ops.path_log_prob, GROUP: ops.group_log_prob}
+
+def function_of(problem: Problem) -> Any:
+    return ops.group_log_prob if problem.setting.groups else ops.path_log_prob
 
 
 def target_arguments(problem: Problem) -> tuple[list[Any], dict[str, Any]]:
     """Positional arguments after hidden, weight and bias, and the keyword."""
-    if problem.kind == GROUP:
-        *tables, widest = problem.forest.group_tables()
-        return [problem.target, *map(torch.from_numpy, tables)], {"max_width": widest}
-    offset, path, longest = problem.forest.path_tables()
-    tables = map(torch.from_numpy, (offset, path, problem.forest.leaf_position))
-    return [problem.target, *tables, problem.feature_index], {"max_depth": longest}
+    tables, classes = problem.tables, problem.setting.n_classes
+    if problem.setting.groups:
+        cluster, begin = tables["root_child"][:, :classes].contiguous(), tables["begin"]
+        widest = int(begin.diff(dim=1).max())
+        return [problem.target, cluster, tables["order"], begin], {"max_width": widest}
+    own = [tables[name] for name in ("path_offset", "path", "leaf_position")]
+    longest = int(own[0].diff(dim=1).max())
+    return [problem.target, *own, problem.feature_index], {"max_depth": longest}
 
 
 def of_targets(problem: Problem, sparse: bool, grad: Tensor) -> list[Tensor]:
@@ -36,39 +41,27 @@ def of_targets(problem: Problem, sparse: bool, grad: Tensor) -> list[Tensor]:
     given_, keyword = target_arguments(problem)
     leaves = [problem.hidden, problem.weight, problem.bias]
     leaves = [None if x is None else x.detach().requires_grad_() for x in leaves]
-    log_prob = FUNCTIONS[problem.kind](*leaves, *given_, sparse=sparse, **keyword)
+    log_prob = function_of(problem)(*leaves, *given_, sparse=sparse, **keyword)
     log_prob.backward(grad)
     return [log_prob.detach(), *(x.grad for x in leaves if x is not None)]
 
 
-def true_of_targets(problem: Problem, grad: Any) -> list[Any]:
+def true_of_targets(problem: Problem, grad: Tensor) -> list[Any]:
     """The same in float64 from the formulas."""
-    s, forest, kind = problem.setting, problem.forest, problem.kind
-    target, chosen = problem.target.numpy(), np.zeros((s.rows, s.n_trees))
-    of_hidden = np.zeros((s.rows, s.features))
-    of_weight = np.zeros(problem.weight.shape)
-    of_bias = np.zeros((s.n_trees, forest.n_rows[kind]))
-    kept = np.flatnonzero(target >= 0)
-    for t in range(s.n_trees):
-        scores = problem.scores(t)
-        log_prob = class_log_prob(forest, t, scores, s.rows, {kind})
-        chosen[kept, t] = log_prob[kept, target[kept]]
-        of_class = np.zeros_like(log_prob)
-        of_class[kept, target[kept]] = grad[kept, t]
-        of_score = score_gradient(forest, t, scores, of_class, {kind})[kind]
-        weight = truth(problem.weight)
-        back = of_score @ (weight if kind == GROUP else weight[t])
-        product = of_score.T @ problem.features(t)
-        if problem.feature_index is None or kind == GROUP:
-            of_hidden += back
-        else:
-            of_hidden[:, problem.feature_index[t].numpy()] += back
-        if kind == GROUP:
-            of_weight += product
-        else:
-            of_weight[t] = product
-        of_bias[t] = of_score.sum(0)
-    return [chosen, of_hidden, of_weight, *([of_bias] if s.bias else [])]
+    leaves = exact_leaves(problem.hidden, problem.weight, problem.bias)
+    given_, keyword = target_arguments(problem)
+    if problem.setting.groups:
+        log_prob = group_log_prob_reference(*leaves, *given_[:2])
+    else:
+        log_prob, _ = path_log_prob_reference(*leaves, *given_, **keyword)
+    return [truth(log_prob), *gradients(log_prob, leaves, grad)]
+
+
+def gradients(output: Tensor, leaves: list[Any], grad: Tensor) -> list[Any]:
+    """As arrays, zeros where nothing depends on a leaf."""
+    if output.requires_grad:
+        output.backward(grad.double())
+    return [np.zeros(x.shape) if x.grad is None else truth(x.grad) for x in leaves if x is not None]
 
 
 @given(setting=SETTINGS, sparse=st.booleans())
@@ -78,7 +71,7 @@ def test_log_prob_of_targets_and_gradients(setting: Setting, sparse: bool) -> No
     shape = (setting.rows, setting.n_trees)
     grad = torch.from_numpy(problem.random.standard_normal(shape)).to(sums(problem.dtype))
     got = of_targets(problem, sparse, grad)
-    true = true_of_targets(problem, truth(grad))
+    true = true_of_targets(problem, grad)
     scale = problem.magnitude()
     names = ["log_prob", "gradient of hidden", "gradient of weight", "gradient of bias"]
     for name, value, expected in zip(names, got, true, strict=False):
@@ -98,7 +91,7 @@ def test_a_row_that_is_not_finite_changes_no_other(setting: Setting, value: floa
 
     def log_prob_of(hidden: Tensor) -> Any:
         rest = (problem.weight, problem.bias, *given_)
-        return FUNCTIONS[problem.kind](hidden, *rest, **keyword)
+        return function_of(problem)(hidden, *rest, **keyword)
 
     clean = log_prob_of(problem.hidden)
     bad = int(problem.random.integers(setting.rows))
@@ -111,9 +104,12 @@ def test_a_row_that_is_not_finite_changes_no_other(setting: Setting, value: floa
         assert not log_prob[bad].any()
     elif np.isnan(value) and setting.subset is None:
         wanted = int(problem.target[bad])
-        paths = [problem.forest.paths(t)[wanted] for t in range(setting.n_trees)]
-        visited = [any(node.kind == problem.kind for node, _ in path) for path in paths]
-        assert torch.equal(log_prob[bad].isnan(), torch.tensor(visited))
+        if setting.groups:
+            cluster = given_[1]
+            visited = (cluster == cluster[:, wanted, None]).sum(1) > 1
+        else:
+            visited = given_[1].diff(dim=1)[:, wanted] > 0
+        assert torch.equal(log_prob[bad].isnan(), visited)
 
 
 @given(setting=SETTINGS, size=st.sampled_from([1e-42, 1e-30, 1e30]), in_weight=st.booleans())
@@ -129,7 +125,7 @@ def test_tiny_and_huge_numbers(setting: Setting, size: float, in_weight: bool) -
         problem.hidden = (problem.hidden.double() * size).to(problem.dtype)
     grad = torch.ones(setting.rows, setting.n_trees, dtype=sums(problem.dtype))
     log_prob, *gradients = of_targets(problem, False, grad)
-    true = true_of_targets(problem, truth(grad))
+    true = true_of_targets(problem, grad)
     check_close("log_prob", log_prob, true[0], scale=problem.magnitude() * max(1.0, size))
     for gradient in gradients:
         limit = torch.finfo(problem.dtype).max / 1e3
@@ -139,11 +135,9 @@ def test_tiny_and_huge_numbers(setting: Setting, size: float, in_weight: bool) -
 
 def all_classes(problem: Problem, dtype: torch.dtype) -> tuple[list[Any], dict[str, Any]]:
     """Arguments of tree_log_softmax: score [T, R, N] and the others."""
-    s, forest = problem.setting, problem.forest
-    binary, _, root = forest.n_rows
-    rows = [problem.random.standard_normal((s.n_trees, n, s.rows)) for n in (binary, root)]
-    score = problem.laid(torch.from_numpy(3 * s.scale * np.concatenate(rows, 1)).to(dtype))
-    node, edge, _ = (torch.from_numpy(table) for table in forest.node_tables())
+    s, binary = problem.setting, problem.n_binary
+    rows = problem.random.standard_normal((s.n_trees, binary + problem.root_width, s.rows))
+    score = problem.laid(torch.from_numpy(3 * s.scale * rows).to(dtype))
     gate = problem.laid(problem.log_gate.to(dtype))
     keywords: dict[str, Any] = {"root_begin": binary}
     if s.groups:
@@ -151,7 +145,7 @@ def all_classes(problem: Problem, dtype: torch.dtype) -> tuple[list[Any], dict[s
         bias = s.scale * problem.random.standard_normal((s.n_trees, s.n_classes))
         keywords["class_score"] = problem.laid(torch.from_numpy(of_classes).to(dtype))
         keywords["class_bias"] = problem.laid(torch.from_numpy(bias).to(dtype))
-    return [score, gate, node, edge, s.n_classes], keywords
+    return [score, gate, problem.tables["node"], problem.tables["edge"], s.n_classes], keywords
 
 
 def tree_log_softmax_and_gradients(
@@ -165,26 +159,14 @@ def tree_log_softmax_and_gradients(
     return [log_prob.detach(), *(x.grad for x in [*leaves, *more.values()])]
 
 
-def scores_by_tree(problem: Problem, score: Tensor, keywords: dict[str, Any]) -> list[Any]:
-    """Scores [N, R] of every kind of node in each tree, from arguments of tree_log_softmax."""
-    binary, result = problem.forest.n_rows[BINARY], []
-    for t in range(problem.setting.n_trees):
-        z = truth(score)[t].T
-        scores = {BINARY: z[:, :binary], ROOT: z[:, binary:]}
-        if "class_score" in keywords:
-            scores[GROUP] = truth(keywords["class_score"]) + truth(keywords["class_bias"])[t]
-        result.append(scores)
-    return result
-
-
 def true_log_prob(
-    problem: Problem, score: Tensor, gate: Tensor, keywords: dict[str, Any]
-) -> tuple[Any, Any]:
-    """log P [N, V] of a mixture from the scores of all nodes, and the share of each tree."""
-    scores = scores_by_tree(problem, score, keywords)
-    rows, trees = problem.setting.rows, range(problem.setting.n_trees)
-    each = [class_log_prob(problem.forest, t, scores[t], rows) for t in trees]
-    return mixture(each, truth(gate))
+    score: Tensor, gate: Tensor, tables: list[Any], keywords: dict[str, Any]
+) -> tuple[Tensor, list[Any]]:
+    """log P [N, V] in float64, and the leaves that it depends on."""
+    of_classes = (keywords.get("class_score"), keywords.get("class_bias"))
+    leaves = exact_leaves(score, gate, *of_classes)
+    begin = keywords["root_begin"]
+    return tree_log_softmax_reference(*leaves[:2], *tables, begin, *leaves[2:]), leaves
 
 
 @given(setting=SETTINGS)
@@ -194,20 +176,9 @@ def test_tree_log_softmax_and_gradients(setting: Setting) -> None:
     s, dtype = setting, sums(problem.dtype)
     (score, gate, *tables), keywords = all_classes(problem, dtype)
     grad = torch.from_numpy(problem.random.standard_normal((s.rows, s.n_classes))).to(dtype)
-
     got = tree_log_softmax_and_gradients(score, gate, tables, keywords, grad)
-    log_prob, share = true_log_prob(problem, score, gate, keywords)
-    of_joint = truth(grad)[:, :, None] * share
-    of_score, of_classes = np.zeros(score.shape), np.zeros((s.rows, s.n_classes))
-    of_bias = np.zeros((s.n_trees, s.n_classes))
-    for t, scores in enumerate(scores_by_tree(problem, score, keywords)):
-        back = score_gradient(problem.forest, t, scores, of_joint[:, :, t])
-        of_score[t] = np.concatenate([back[BINARY], back[ROOT]], 1).T
-        if GROUP in back:
-            of_classes += back[GROUP]
-            of_bias[t] = back[GROUP].sum(0)
-    true = [log_prob, of_score, of_joint.sum(1)]
-    true += [of_classes, of_bias] if "class_score" in keywords else []
+    log_prob, leaves = true_log_prob(score, gate, tables, keywords)
+    true = [truth(log_prob), *gradients(log_prob, leaves, grad)]
     for name, value, expected in zip(
         ["log_prob", "score", "log_gate", "class_score", "class_bias"], got, true, strict=False
     ):
@@ -222,7 +193,7 @@ def test_top_classes_of_groups(setting: Setting, k: int) -> None:
     (score, gate, *tables), keywords = all_classes(problem, sums(problem.dtype))
     k = min(k, setting.n_classes)
     values, classes = ops.group_topk(score, gate, *tables, k, **keywords)
-    true, _ = true_log_prob(problem, score, gate, keywords)
+    true = truth(true_log_prob(score, gate, tables, keywords)[0])
     found = (classes[:, 0] >= 0).numpy()  # no row that was given up
     true, values, classes = true[found], values[found], classes.numpy()[found]
     scale = 20 + setting.n_classes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from heads.formulas import curve, latents
 from heads.support import make, randomise
-from reference.piecewise import piecewise_reference
 from torch import Tensor
 
 from hstree.__main__ import main
@@ -23,30 +24,14 @@ from hstree.lm.run import load_run
 from lab.toy_models import all_contexts, toy_model, toy_text
 
 
-def latents(head: Any, hidden: Tensor) -> Tensor:
-    """Vectors [N, K, E] that W multiplies, from the definitions."""
-    if head.name not in ("mos", "mos-plif", "moc"):
+def read(head: Any, hidden: Tensor) -> Tensor:
+    """Vectors [N, K, E] that W multiplies."""
+    if head.name not in ("mos", "moc"):
         return hidden[:, None]
-    z = torch.tanh(head.latent(hidden)).view(len(hidden), head.n_components, -1)
+    z = latents(head, hidden, head.n_components)
     if head.name == "moc":
         z = (head.prior(hidden).softmax(1)[..., None] * z).sum(1, keepdim=True)
     return z
-
-
-def formula(head: Any, x: Tensor) -> Tensor:
-    """f(x) in float64."""
-    f = head.function
-    if f.name == "gss":
-        return f.k * (x - f.c) + f.c - (f.k - 1) * F.softplus(x - f.c)
-    if f.name == "sigsoftmax":
-        return x + F.logsigmoid(x)
-    if f.name == "plif":
-        rise = F.softplus(f.v.double()) * 2 * f.radius / f.intervals
-        return piecewise_reference(x, torch.stack([rise.cumsum(0) - rise, rise], 1), f.radius)
-    if f.name == "monotonic":
-        u, v = F.softplus(f.u.double()), F.softplus(f.v.double())
-        return (v * torch.sigmoid(u * x[..., None] + f.b.double())).sum(-1)
-    return x
 
 
 KINDS = ("softmax", "gss", "plif", "monotonic", "mos")
@@ -63,7 +48,7 @@ def test_view(kind: str) -> None:
     view = view_function(model, text)
     hidden, target = all_contexts(model, text)
     with torch.no_grad():
-        logits = latents(head, hidden) @ head.weight.t()
+        logits = read(head, hidden) @ head.weight.t()
         logits = (logits if head.bias is None else logits + head.bias).double()
     following = logits.gather(2, target[:, None, None].expand(-1, logits.shape[1], 1))
     assert view.components == logits.shape[1]
@@ -77,12 +62,13 @@ def test_view(kind: str) -> None:
             exact = np.quantile(values.numpy(), share, method="inverted_cdf")
             assert histogram.quantile(share) == pytest.approx(exact, abs=1.5 * width)
 
+    exact = copy.deepcopy(head).double()
     with torch.no_grad():
         x = torch.from_numpy(view.x)
-        value = formula(head, x).numpy()
-        every = formula(head, logits).numpy().ravel()
+        value = curve(exact, x).numpy()
+        every = curve(exact, logits).numpy().ravel()
     at = logits.flatten().requires_grad_()
-    slopes = torch.autograd.grad(formula(head, at).sum(), at)[0].numpy()
+    slopes = torch.autograd.grad(curve(exact, at).sum(), at)[0].numpy()
     np.testing.assert_allclose(view.value - view.shift, value, atol=2e-6)
     assert view.shift == pytest.approx(logits.numpy().mean() - every.mean(), abs=0.002)
     line = np.polyfit(logits.numpy().ravel(), every, 1)
