@@ -209,54 +209,6 @@ def test_literal_values(device: torch.device) -> None:
     torch.testing.assert_close(two.exp(), torch.tensor([0.9 * 0.75 + 0.1 * 0.25], device=device))
 
 
-@every_function
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-def test_gradcheck(name: str, reduction: str) -> None:
-    cpu = torch.device("cpu")
-    given, function = arguments(2, cpu), on(cpu, name)
-    for key, tensor in given.items():
-        given[key] = tensor[:5].detach().requires_grad_() if len(tensor) == N else tensor
-    leaves = [t for t in (*given.values(), function.get("table")) if t is not None]
-
-    def loss(*_: Tensor) -> Any:
-        return mixture_log_prob(
-            *given.values(),
-            targets(cpu)[:5],
-            LogitFunction(**function),
-            reduction=reduction,
-            chunk_rows=2,
-        )
-
-    assert torch.autograd.gradcheck(loss, leaves, fast_mode=True)
-
-
-@pytest.mark.parametrize(("name", "components"), [("softmax", 1), ("gss", 2), ("plif", 2)])
-def test_opcheck(name: str, components: int, device: torch.device) -> None:
-    given, function = arguments(components, device), on(device, name)
-    made = LogitFunction(**function)
-    offset = torch.linspace(-1, 1, V, dtype=torch.float64, device=device)
-    scalars = (None if name == "plif" else offset, made.c, made.k, made.radius, 10)
-    tensors = [*given.values(), made.table]
-    present = [t is not None for t in tensors]
-    weight = torch.linspace(0, 2, N, dtype=torch.float64, device=device)
-    for wanted, row_weight in ((present, None), ([False] * 5, None), (present, weight)):
-        torch.library.opcheck(
-            torch.ops.hstree.mixture_log_prob.default,
-            (*tensors, targets(device), *scalars, row_weight, True, wanted),
-        )
-    torch.library.opcheck(
-        torch.ops.hstree.mixture_log_prob_backward.default,
-        (
-            torch.ones(N, dtype=torch.float64, device=device),
-            *(None if t is None else t.detach() for t in tensors),
-            targets(device),
-            *scalars,
-            present,
-        ),
-        test_utils=("test_schema", "test_faketensor"),
-    )
-
-
 @pytest.mark.parametrize("group", [1, 2, N])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("components", [1, K])
@@ -362,17 +314,6 @@ def test_backward_twice(device: torch.device) -> None:
         torch.testing.assert_close(a, 3 * b)
 
 
-def test_only_what_is_wanted(device: torch.device) -> None:
-    """Frozen arguments get no gradient; without gradients there is none to compute."""
-    given = arguments(K, device)
-    for frozen in given:
-        leaves = {n: t.detach().requires_grad_(n != frozen) for n, t in given.items()}
-        mixture_log_prob(*leaves.values(), targets(device))[1].backward()
-        assert {n for n, t in leaves.items() if t.grad is None} == {frozen}
-    with torch.no_grad():
-        assert not mixture_log_prob(*given.values(), targets(device))[1].requires_grad
-
-
 @pytest.mark.parametrize("components", [1, K])
 def test_no_rows_and_ignored_rows(components: int, device: torch.device) -> None:
     given = arguments(components, device)
@@ -435,22 +376,6 @@ def test_default_chunk_fits_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_chunk_rows(rows, V) == 5
     assert default_chunk_rows(rows.double(), V) == 2
     assert default_chunk_rows(rows, 100 * V) == 1
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
-def test_compile(device: torch.device) -> None:
-    torch._dynamo.reset()
-    given = arguments(K, device)
-    inputs, target = list(given.values()), targets(device)
-
-    def loss(*tensors: Tensor) -> Tensor:
-        return 2 * mixture_log_prob(*tensors, target, LogitFunction(k=2.0))[1]
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    for a, b in zip(
-        gradients(compiled(*inputs), inputs), gradients(loss(*inputs), inputs), strict=True
-    ):
-        torch.testing.assert_close(a, b)
 
 
 def test_autocast(device: torch.device) -> None:

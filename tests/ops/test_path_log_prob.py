@@ -141,15 +141,6 @@ def test_noncontiguous(how: str, device: torch.device) -> None:
     same_bits(PATH.gradients(other, sparse=True), PATH.gradients(batch))
 
 
-def test_expanded_gradient(device: torch.device) -> None:
-    """log_prob.sum().backward() hands down one number with strides 0."""
-    batch = PATH.batch(USUAL, torch.float32).to(device)
-    ones = replace(batch, grad=torch.ones_like(batch.grad))
-    expanded = replace(batch, grad=torch.ones((), device=device).expand_as(batch.grad))
-    assert expanded.grad.stride() == (0, 0)
-    same_bits(PATH.gradients(expanded), PATH.gradients(ones))
-
-
 @pytest.mark.parametrize(
     ("case", "dtype"),
     # A sparse tensor without features has no elements.
@@ -203,36 +194,6 @@ def test_ignored_rows_count_nothing(device: torch.device) -> None:
     assert ignored.any()
     for sparse in (False, True):
         same_bits(PATH.gradients(replace(batch, hidden=hidden), sparse=sparse), expected)
-
-
-@pytest.mark.parametrize("case", [SMALL, WITHOUT_OPTIONS], ids=str)
-def test_gradcheck(case: Case, device: torch.device) -> None:
-    batch = PATH.batch(case).to(device)
-    leaves = [x.requires_grad_() for x in (batch.hidden, batch.weight, batch.bias) if x is not None]
-
-    def log_prob(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return PATH.log_prob(replace(batch, hidden=hidden, weight=weight, bias=bias))
-
-    assert torch.autograd.gradcheck(log_prob, leaves)
-
-
-@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)], ids=str)
-@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-def test_some_inputs_require_grad(
-    wanted: tuple[int, ...], sparse: bool, device: torch.device
-) -> None:
-    batch = PATH.batch(USUAL, torch.float32).to(device)
-    expected = PATH.gradients(batch)[1:]
-    leaves = [batch.hidden.clone(), batch.weight.clone(), batch.bias.clone()]
-    for i in wanted:
-        leaves[i].requires_grad_()
-    other = replace(batch, hidden=leaves[0], weight=leaves[1], bias=leaves[2])
-    PATH.log_prob(other, sparse).backward(batch.grad)
-    for i, leaf in enumerate(leaves):
-        if i in wanted:
-            same_bits([leaf.grad], [expected[i]])
-        else:
-            assert leaf.grad is None
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
@@ -289,31 +250,12 @@ def test_frozen_weights_ask_for_no_gradient(device: torch.device) -> None:
             assert leaf.grad is not None
 
 
-@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-def test_no_grad(sparse: bool, device: torch.device) -> None:
-    batch = PATH.batch(SMALL, torch.float32).to(device)
-    batch.weight.requires_grad_()
-    with torch.no_grad():
-        assert not PATH.log_prob(batch, sparse).requires_grad
-    with torch.inference_mode():
-        assert torch.equal(PATH.log_prob(batch, sparse), PATH.log_prob(batch.map(Tensor.detach)))
-
-
 def test_score_is_not_differentiable(device: torch.device) -> None:
     batch = PATH.batch(SMALL).to(device)
     batch.weight.requires_grad_()
     log_prob, score = PATH.forward(*batch.arguments())
     assert log_prob.requires_grad
     assert not score.requires_grad
-
-
-@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-def test_second_derivative_raises(sparse: bool) -> None:
-    batch = PATH.batch(SMALL).map(lambda x: x.requires_grad_())
-    log_prob = PATH.log_prob(batch, sparse)
-    (grad,) = torch.autograd.grad(log_prob.sum(), batch.hidden, create_graph=True)
-    with pytest.raises(RuntimeError, match="expected to be differentiated once"):
-        grad.square().sum().backward()
 
 
 # torch's machinery
@@ -330,16 +272,6 @@ def opcheck_backward(batch: Batch, masks: Iterable[tuple[bool, ...]]) -> None:
 @pytest.mark.slow
 def test_opcheck_of_every_mask() -> None:
     opcheck_backward(PATH.batch(SMALL, torch.float32), MASKS)
-
-
-@pytest.mark.parametrize("case", [SMALL, WITHOUT_OPTIONS], ids=str)
-def test_opcheck(case: Case, device: torch.device) -> None:
-    batch = PATH.batch(case, torch.float32).to(device)
-    opcheck_backward(batch, [(True, True, True), (True, False, True)])
-    for x in (batch.hidden, batch.weight, batch.bias):
-        if x is not None:
-            x.requires_grad_()
-    torch.library.opcheck(PATH.operator, batch.arguments())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code

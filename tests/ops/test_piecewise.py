@@ -353,55 +353,6 @@ def test_noncontiguous(how: str, width: int, device: torch.device) -> None:
     same_bits(list(backward(one, input, table, 5.0)), list(expected))
 
 
-@widths
-def test_gradcheck(width: int, device: torch.device) -> None:
-    batch = piecewise_batch(SMALL, width, torch.float64).to(device)
-    leaves = (batch.input.requires_grad_(), batch.table.requires_grad_())
-    assert torch.autograd.gradcheck(lambda x, table: piecewise(x, table, 5.0), leaves)
-
-
-@pytest.mark.parametrize("wanted", [0, 1])
-def test_one_input_requires_grad(wanted: int, device: torch.device) -> None:
-    batch = piecewise_batch(SMALL, 2, torch.float32).to(device)
-    expected = piecewise_gradients(batch)[1 + wanted]
-    leaves = [batch.input, batch.table]
-    leaves[wanted].requires_grad_()
-    piecewise(*leaves, 5.0).backward(batch.grad)
-    assert torch.equal(leaves[wanted].grad, expected)
-    assert leaves[1 - wanted].grad is None
-
-
-def test_no_grad(device: torch.device) -> None:
-    batch = piecewise_batch(SMALL, 2, torch.float32).to(device)
-    expected = piecewise(*batch.arguments())
-    batch.table.requires_grad_()
-    with torch.no_grad():
-        assert not piecewise(*batch.arguments()).requires_grad
-    with torch.inference_mode():
-        assert torch.equal(piecewise(*batch.arguments()), expected)
-
-
-def test_second_derivative_raises(device: torch.device) -> None:
-    batch = piecewise_batch(SMALL, 4, torch.float32).to(device)
-    x = batch.input.requires_grad_()
-    (grad,) = torch.autograd.grad(
-        piecewise(x, batch.table, 5.0).square().sum(), x, create_graph=True
-    )
-    with pytest.raises(RuntimeError, match="piecewise: expected to be differentiated once"):
-        grad.square().sum().backward()
-
-
-@pytest.mark.parametrize(
-    ("width", "dtype"), [(2, torch.float32), (4, torch.bfloat16)], ids=["linear", "cubic, bfloat16"]
-)
-def test_opcheck(width: int, dtype: torch.dtype, device: torch.device) -> None:
-    batch = piecewise_batch(SMALL, width, dtype).to(device)
-    torch.library.opcheck(backward, (batch.grad, *batch.arguments()))
-    batch.input.requires_grad_()
-    batch.table.requires_grad_()
-    torch.library.opcheck(torch.ops.hstree.piecewise, batch.arguments())
-
-
 # Bad input
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hstree.ops import plif, plif_table
-from ops.logit_function_cases import PiecewiseCase, piecewise_batch
+from ops.logit_function_cases import PiecewiseCase
 
 SMALL = PiecewiseCase("small", shape=(5, 4), intervals=6)
 
@@ -39,16 +39,6 @@ def test_is_as_published(intervals: int, device: torch.device) -> None:
     np.testing.assert_allclose(leaves[0].grad.cpu(), by_x * upstream, rtol=1e-13)
     expected = (np.array(by_slope) * upstream[:, None]).sum(0)
     np.testing.assert_allclose(leaves[1].grad.cpu(), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_slopes_against_finite_differences(device: torch.device) -> None:
-    batch = piecewise_batch(SMALL, 2, torch.float64).to(device)
-    slopes = batch.table[:, 1].abs().add(0.1).requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda x, s: plif(x, s, 5.0), (batch.input.requires_grad_(), slopes)
-    )
-    assert torch.autograd.gradcheck(lambda s: plif_table(s, 5.0), slopes)
-    assert torch.autograd.gradgradcheck(lambda s: plif_table(s, 5.0).square(), slopes)
 
 
 @pytest.mark.parametrize("intervals", [1, 100_000, 1_000_000])
@@ -121,24 +111,3 @@ def test_low_precision_slopes_give_a_float32_table(device: torch.device) -> None
 def test_bad_slopes_or_radius(slopes: Tensor, radius: float, match: str) -> None:
     with pytest.raises(RuntimeError, match=f"^{match}$"):
         plif(torch.ones(3), slopes, radius)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
-def test_compile(device: torch.device) -> None:
-    """Forward and backward, for batches of two sizes."""
-    torch._dynamo.reset()
-
-    def loss(x: Tensor, slopes: Tensor) -> Tensor:
-        return plif(x * 2, slopes, 3.0).sin().sum()
-
-    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
-    for rows in (5, 9):
-        random = torch.Generator().manual_seed(rows)
-        x = torch.randn(rows, 3, generator=random).to(device).requires_grad_()
-        slopes = torch.rand(7, generator=random).add(0.1).to(device).requires_grad_()
-        for got, expected in zip(
-            torch.autograd.grad(compiled(x, slopes), (x, slopes)),
-            torch.autograd.grad(loss(x, slopes), (x, slopes)),
-            strict=True,
-        ):
-            torch.testing.assert_close(got, expected)

@@ -439,62 +439,12 @@ def test_public_function(case: MonotoneCase, device: torch.device) -> None:
         assert torch.equal(batch.table.grad, expected[3].float())
 
 
-def test_expanded_gradient(device: torch.device) -> None:
-    """log_prob.sum().backward() hands down one number with strides 0."""
-    batch = monotone_batch(USUAL[4], torch.float32).to(device)
-    ones = monotone_gradients(replace(batch, grad=torch.ones_like(batch.grad)))
-    expanded = torch.ones((), device=device).expand_as(batch.grad)
-    same_bits(monotone_gradients(replace(batch, grad=expanded)), ones)
-
-
-@small_kinds
-def test_gradcheck(case: MonotoneCase, device: torch.device) -> None:
-    batch = monotone_batch(case).to(device)
-    leaves = [x.requires_grad_() for x in (batch.logits, batch.table) if x is not None]
-
-    def log_prob(logits: Tensor, table: Tensor | None = None) -> Tensor:
-        return target_log_softmax(*replace(batch, logits=logits, table=table).arguments())
-
-    assert torch.autograd.gradcheck(log_prob, leaves)
-
-
-def test_one_input_requires_grad(device: torch.device) -> None:
-    batch = monotone_batch(SMALL[4], torch.float32).to(device)
-    expected = monotone_gradients(batch)
-    for i, value in ((2, "logits"), (3, "table")):
-        leaf = getattr(batch, value).clone().requires_grad_()
-        other = replace(batch, **{value: leaf})
-        target_log_softmax(*other.arguments()).backward(batch.grad)
-        assert torch.equal(leaf.grad, expected[i].float())
-
-
-def test_no_grad(device: torch.device) -> None:
-    batch = monotone_batch(SMALL[1], torch.float32).to(device)
-    expected = target_log_softmax(*batch.arguments())
-    batch.logits.requires_grad_()
-    with torch.no_grad():
-        assert not target_log_softmax(*batch.arguments()).requires_grad
-    with torch.inference_mode():
-        assert torch.equal(target_log_softmax(*batch.arguments()), expected)
-
-
 def test_log_normalizer_is_not_differentiable(device: torch.device) -> None:
     batch = monotone_batch(SMALL[0], torch.float32).to(device)
     batch.logits.requires_grad_()
     log_prob, log_normalizer = forward(*batch.arguments())
     assert log_prob.requires_grad
     assert not log_normalizer.requires_grad
-
-
-def test_second_derivative_raises(device: torch.device) -> None:
-    batch = monotone_batch(SMALL[4], torch.float32).to(device)
-    batch.logits.requires_grad_()
-    log_prob = target_log_softmax(*batch.arguments())
-    (grad,) = torch.autograd.grad(log_prob.square().sum(), batch.logits, create_graph=True)
-    with pytest.raises(
-        RuntimeError, match="target_log_softmax: expected to be differentiated once"
-    ):
-        grad.square().sum().backward()
 
 
 @pytest.mark.parametrize("case", [SMALL[2], SMALL[4]], ids=str)
@@ -512,26 +462,6 @@ def test_opcheck(case: MonotoneCase, device: torch.device) -> None:
     if batch.table is not None:
         batch.table.requires_grad_()
     torch.library.opcheck(forward, batch.arguments())
-
-
-def test_compile(device: torch.device) -> None:
-    """Forward and backward, for batches of two sizes."""
-    torch._dynamo.reset()
-
-    def loss(logits: Tensor, table: Tensor, batch: MonotoneBatch) -> Tensor:
-        other = replace(batch, logits=logits * 2, table=table)
-        return (target_log_softmax(*other.arguments()) * batch.grad).sum()
-
-    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
-    for rows in (5, 9):
-        batch = monotone_batch(replace(SMALL[4], rows=rows), torch.float32).to(device)
-        leaves = (batch.logits.requires_grad_(), batch.table.requires_grad_())
-        for got, expected in zip(
-            torch.autograd.grad(compiled(*leaves, batch), leaves),
-            torch.autograd.grad(loss(*leaves, batch), leaves),
-            strict=True,
-        ):
-            torch.testing.assert_close(got, expected)
 
 
 # Bad input

@@ -283,31 +283,11 @@ def test_every_instruction_set(capability: str, tmp_path: Path) -> None:
         assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("function", ["op", "composed"])
 @pytest.mark.parametrize(("case", "groups"), [(SMALL, False), (SMALL_GROUPS, True)], ids=str)
-def test_gradcheck(case: Case, groups: bool, function: str, device: torch.device) -> None:
+def test_gradcheck_of_the_composed(case: Case, groups: bool, device: torch.device) -> None:
     batch = draw(case, groups=groups).to(device)
     leaves = tuple(x.requires_grad_() for x in batch.leaves)
-    of = FUNCTIONS[function]
-    assert torch.autograd.gradcheck(lambda *x: of(batch.with_leaves(x)), leaves)
-
-
-def test_second_derivative_raises() -> None:
-    batch = draw(SMALL)
-    score = batch.score.requires_grad_()
-    (grad,) = torch.autograd.grad(mixed(batch).sum(), score, create_graph=True)
-    with pytest.raises(RuntimeError, match="expected to be differentiated once"):
-        grad.square().sum().backward()
-
-
-@pytest.mark.parametrize(("case", "groups"), [(SMALL, False), (SMALL_GROUPS, True)], ids=str)
-def test_opcheck(case: Case, groups: bool) -> None:
-    batch = draw(case, torch.float32, groups=groups)
-    if not groups:
-        torch.library.opcheck(BACKWARD, backward_arguments(batch))
-    for x in batch.leaves:
-        x.requires_grad_()
-    torch.library.opcheck(OP, batch.arguments())
+    assert torch.autograd.gradcheck(lambda *x: composed(batch.with_leaves(x)), leaves)
 
 
 def refused(batch: Batch, match: str) -> None:

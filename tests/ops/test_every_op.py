@@ -1,5 +1,6 @@
-"""The gradients of every operator by autograd and by torch.func, against its reference in
-float64; second derivatives, torch.func.vmap and forward mode are refused."""
+"""Every operator with gradients: by autograd and by torch.func against its reference in float64, of
+one leaf alone, compiled, and as torch.library.opcheck wants it; second derivatives, torch.func.vmap
+and forward mode are refused."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from reference.target_log_softmax import target_log_softmax_reference
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hstree.ops import (
     LogitFunction,
@@ -66,17 +68,30 @@ class Subject:
 
         def scalar(*leaves: Tensor) -> Tensor:
             output = function(self.target, *leaves)
-            return (output * torch.linspace(-1, 2, output.numel()).view_as(output)).sum()
+            weight = torch.linspace(-1, 2, output.numel(), device=output.device)
+            return (output * weight.view_as(output)).sum()
 
         return scalar
 
+    def required(self, *wanted: int) -> list[Tensor]:
+        """Copies of the leaves, of which these require gradients."""
+        return [x.clone().requires_grad_(i in wanted) for i, x in enumerate(self.leaves)]
+
+
+DEVICE = torch.device("cpu")
+
 
 def draw(*size: int, seed: int = 0) -> Tensor:
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(size, generator=random, dtype=torch.float64).to(DEVICE)
+
+
+def classes() -> Tensor:
+    return torch.tensor([2, -1, 0, 5], device=DEVICE)
 
 
 def on_paths(case: Case = SMALL, whole: bool = False) -> Subject:
-    batch = PATH.batch(case)
+    batch = PATH.batch(case).to(DEVICE)
 
     def call(target: Tensor, *leaves: Tensor) -> Tensor:
         names = ("hidden", "weight", "bias")
@@ -93,7 +108,7 @@ def on_paths(case: Case = SMALL, whole: bool = False) -> Subject:
 
 def in_groups(bias: bool = True) -> Subject:
     case = group_cases.Case("small", ROWS, 2, 7, 3, features=5, bias=bias, ignored=0.3)
-    batch = group_cases.draw(case)
+    batch = group_cases.draw(case).to(DEVICE)
 
     def given(target: Tensor, leaves: tuple[Tensor, ...]) -> group_cases.Batch:
         names = ("hidden", "weight", "bias")
@@ -117,8 +132,7 @@ def of_logits(table: Tensor | None = None, **function: float) -> Subject:
     def plain(target: Tensor, logits: Tensor, *table: Tensor) -> Tensor:
         return target_log_softmax_reference(logits, target, table=(*table, None)[0], **function)
 
-    target, leaves = torch.tensor([2, -1, 0, 5]), (3 * draw(ROWS, 6), *given)
-    return Subject(call, plain, target, leaves)
+    return Subject(call, plain, classes(), (3 * draw(ROWS, 6), *given))
 
 
 def of_mixture(
@@ -160,18 +174,17 @@ def of_mixture(
         log_prob = mixture_log_prob_reference(z, prior, weight, bias, target, -0.5, 2.5, of, 2.0)
         if output == "log_prob":
             return log_prob
-        factor = torch.ones(len(target)) if row_weight is None else row_weight
-        factor = factor.to(log_prob).masked_fill(target == -1, 0)
+        factor = torch.ones_like(log_prob) if row_weight is None else row_weight
+        factor = factor.masked_fill(target == -1, 0)
         count = factor.sum() if output == "mean" else 1
         return (-(factor * log_prob).sum() / count).expand(1)
 
-    target = torch.tensor([2, -1, 0, 5])
-    return Subject(call, plain, target, tuple(leaves))
+    return Subject(call, plain, classes(), tuple(leaves))
 
 
 def of_forest(offset: Tensor | None = None) -> Subject:
     """Clusters [V, T] and offsets [V] are no leaves: they have no gradient."""
-    cluster = torch.tensor([[0, 1], [1, 1], [2, 0], [0, 0], [1, 0], [2, 1]], dtype=torch.int32)
+    cluster = torch.tensor([[0, 1], [1, 1], [2, 0], [0, 0], [1, 0], [2, 1]], device=DEVICE).int()
 
     def call(target: Tensor, *leaves: Tensor) -> Tensor:
         return forest_log_prob(*leaves, cluster, target, offset=offset, chunk_rows=3)[1].expand(1)
@@ -181,12 +194,12 @@ def of_forest(offset: Tensor | None = None) -> Subject:
         return (-log_prob.sum() / (target != -1).sum()).expand(1)
 
     leaves = (draw(ROWS, 3), draw(ROWS, 2), draw(ROWS, 2, 3), draw(6, 3), draw(6, seed=1))
-    return Subject(call, plain, torch.tensor([2, -1, 0, 5]), leaves)
+    return Subject(call, plain, classes(), leaves)
 
 
 def of_all_classes(*shapes: str, root: int = 0, groups: bool = False) -> Subject:
     case = tree_softmax_cases.Case("small", shapes, 7, root, rows=ROWS)
-    batch = tree_softmax_cases.draw(case, groups=groups)
+    batch = tree_softmax_cases.draw(case, groups=groups).to(DEVICE)
 
     def call(_: Tensor, *leaves: Tensor) -> Tensor:
         return tree_softmax_cases.mixed(batch.with_leaves(leaves))
@@ -194,16 +207,16 @@ def of_all_classes(*shapes: str, root: int = 0, groups: bool = False) -> Subject
     def plain(_: Tensor, *leaves: Tensor) -> Tensor:
         return tree_softmax_cases.reference(batch.with_leaves(leaves))
 
-    return Subject(call, plain, torch.zeros(ROWS), batch.leaves)
+    return Subject(call, plain, torch.zeros(ROWS, device=DEVICE), batch.leaves)
 
 
 def subjects() -> dict[str, Subject]:
-    index = torch.tensor([[0, 2], [1, 2]], dtype=torch.int32)
+    index = torch.tensor([[0, 2], [1, 2]], dtype=torch.int32, device=DEVICE)
     slopes = draw(5, seed=4).exp()
     linear = LogitFunction.plif(slopes, 2.0).table
     assert linear is not None
     cubic = torch.cat([linear, 0.1 * draw(5, 2, seed=6)], 1)
-    nothing = torch.zeros(ROWS)
+    nothing = torch.zeros(ROWS, device=DEVICE)
     return {
         "path_log_prob": on_paths(),
         "path_log_prob, all features, no bias": on_paths(replace(SMALL, subset=None, bias=False)),
@@ -224,7 +237,7 @@ def subjects() -> dict[str, Subject]:
         "mixture_log_prob, sum, table": of_mixture("sum", linear),
         "mixture_log_prob, one component": of_mixture("mean", components=1),
         "mixture_log_prob, row_weight": of_mixture(
-            "mean", row_weight=torch.linspace(0.5, 2, ROWS, dtype=torch.float64)
+            "mean", row_weight=torch.linspace(0.5, 2, ROWS, dtype=torch.float64, device=DEVICE)
         ),
         "forest_log_prob, mean": of_forest(),
         "forest_log_prob, offset": of_forest(draw(6, seed=2)),
@@ -253,36 +266,126 @@ def subjects() -> dict[str, Subject]:
     }
 
 
-SUBJECTS = subjects()
-every_op = pytest.mark.parametrize("name", SUBJECTS)
+every_op = pytest.mark.parametrize("name", subjects())
+
+
+# plif_table is made of torch's operators; what target_log_softmax keeps of an ignored row is not
+# initialized, so that test_target_log_softmax.py has its own test.
+OF_HSTREE = [n for n in subjects() if not n.startswith(("plif_table", "target_log_softmax"))]
+
+
+@pytest.fixture
+def subject(name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Subject:
+    monkeypatch.setitem(globals(), "DEVICE", device)
+    return subjects()[name]
+
+
 close: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
+COMPILED = (
+    "path_log_prob",
+    "group_log_prob",
+    "target_log_softmax, table",
+    "mixture_log_prob, mean",
+    "forest_log_prob, mean",
+    "piecewise",
+    "plif_table",
+    "tree_log_softmax",
+)
 
 
 @every_op
-def test_grad(name: str) -> None:
+def test_grad(name: str, subject: Subject) -> None:
     """Of the loss by all leaves, by torch.func and by autograd."""
-    subject = SUBJECTS[name]
     expected = grad(subject.total(subject.reference), subject.every)(*subject.leaves)
     if name != "forward":  # the name of an op: torch.func is not for these
         got = grad(subject.total(subject.op), subject.every)(*subject.leaves)
         assert_close(got, expected, **close)
-    leaves = [x.clone().requires_grad_() for x in subject.leaves]
+    leaves = subject.required(*subject.every)
     got = torch.autograd.grad(subject.total(subject.op)(*leaves), leaves)
     assert_close(got, expected, **close)
     assert all(x.any() for x in got)
 
 
 @every_op
-def test_gradcheck(name: str) -> None:
-    subject = SUBJECTS[name]
-    leaves = [x.clone().requires_grad_() for x in subject.leaves]
+def test_gradcheck(subject: Subject) -> None:
+    leaves = subject.required(*subject.every)
     assert torch.autograd.gradcheck(subject.of_leaves(subject.op), leaves, fast_mode=True)
 
 
 @every_op
-def test_second_derivative(name: str) -> None:
+def test_each_leaf_alone(subject: Subject) -> None:
+    """What is frozen gets no gradient and changes no other; without gradients nothing is kept."""
+    total, leaves = subject.total(subject.op), subject.required(*subject.every)
+    expected = torch.autograd.grad(total(*leaves), leaves)
+    for i, gradient in enumerate(expected):
+        leaves = subject.required(i)
+        total(*leaves).backward()
+        assert_close(leaves[i].grad, gradient, **close)
+        assert [x.grad is None for x in leaves] == [k != i for k in subject.every]
+    with torch.no_grad():
+        assert not total(*leaves).requires_grad
+    with torch.inference_mode():
+        assert torch.equal(total(*leaves), total(*subject.leaves))
+
+
+@every_op
+def test_expanded_gradient(subject: Subject) -> None:
+    """output.sum().backward() hands down one number with strides 0."""
+    leaves = subject.required(*subject.every)
+    got = torch.autograd.grad(subject.op(subject.target, *leaves).sum(), leaves)
+    output = subject.op(subject.target, *leaves)
+    assert_close(got, torch.autograd.grad(output, leaves, torch.ones_like(output)), **close)
+
+
+class Calls(TorchDispatchMode):
+    """Of the operators of hstree, below autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[Any, Any, dict[str, Any]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "hstree":
+            given = [x.clone() if isinstance(x, Tensor) else x for x in args]
+            self.found.append((func, given, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", OF_HSTREE)
+def test_opcheck(subject: Subject) -> None:
+    """Each call of a step: schema, fake tensors, registration and dynamic shapes."""
+    leaves = subject.required(*subject.every)
+    with Calls() as calls:
+        subject.total(subject.op)(*leaves).backward()
+    assert calls.found
+    for number, (func, args, kwargs) in enumerate(calls.found):
+        if number == 0:
+            for x in args:
+                if isinstance(x, Tensor) and any(torch.equal(x, leaf) for leaf in leaves):
+                    x.requires_grad_()
+        torch.library.opcheck(func, tuple(args), kwargs)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
+@pytest.mark.parametrize("name", COMPILED)
+def test_compile(subject: Subject) -> None:
+    """Forward and backward in one graph with dynamic shapes."""
+    torch._dynamo.reset()
+    total, leaves = subject.total(subject.op), subject.required(*subject.every)
+    compiled = torch.compile(
+        lambda *leaves: total(*(2 * x for x in leaves)),
+        fullgraph=True,
+        dynamic=True,
+        backend="aot_eager",
+    )
+    got = torch.autograd.grad(compiled(*leaves), leaves)
+    expected = torch.autograd.grad(total(*(2 * x for x in leaves)), leaves)
+    assert_close(got, expected, **close)
+
+
+@every_op
+def test_second_derivative(name: str, subject: Subject) -> None:
     """An error, also where the upstream gradient has no graph; right where the op is linear."""
-    subject = SUBJECTS[name]
 
     def slope(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda *leaves: grad(subject.total(function))(*leaves).square().sum()
@@ -295,16 +398,15 @@ def test_second_derivative(name: str) -> None:
     if name != "forward":
         with pytest.raises(RuntimeError, match=message):
             grad(slope(subject.op))(*subject.leaves)
-    leaves = [x.clone().requires_grad_() for x in subject.leaves]
+    leaves = subject.required(*subject.every)
     (first, *_) = torch.autograd.grad(subject.total(subject.op)(*leaves), leaves, create_graph=True)
     with pytest.raises(RuntimeError, match=message):
         first.square().sum().backward()
 
 
 @every_op
-def test_other_transforms_are_refused(name: str) -> None:
+def test_other_transforms_are_refused(name: str, subject: Subject) -> None:
     """No number without its derivative, and none of another element of a batch."""
-    subject = SUBJECTS[name]
     function = subject.of_leaves(subject.op)
     if name != "forward":
         with pytest.raises(NotImplementedError, match="must implement the jvp function"):
