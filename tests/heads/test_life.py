@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import os
 import subprocess
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from heads.support import HEADS, SOME, D, V, draw, draw_targets, make, randomise
 from hstree.heads import Head, HeadOutput, Softmax, TreeEnsemble, load_head
-from hstree.heads.state import EXTRA_STATE, Tables
+from hstree.heads.state import Tables
 
 every_head = pytest.mark.parametrize("kind", HEADS)
 some_heads = pytest.mark.parametrize("kind", SOME)
@@ -39,13 +38,6 @@ def tables(head: Head) -> dict[str, Tensor]:
         if isinstance(module, Tables)
         for name in module.tables()
     }
-
-
-def spoil(head: Head) -> Head:
-    """What to_empty may leave in memory."""
-    for tensor in (*head.parameters(), *head.buffers()):
-        tensor.data.fill_(101)
-    return head
 
 
 def emptied(head: Head) -> Head:
@@ -79,15 +71,6 @@ def test_meta_then_load(kind: str, assign: bool) -> None:
     head(draw(5, D), draw_targets(5)).loss.backward()
 
 
-@some_heads
-def test_to_empty_is_followed_by_a_load_in_place(kind: str) -> None:
-    wanted = make(kind)
-    head = nn.Sequential(copy.deepcopy(wanted))
-    head[0] = spoil(emptied(head[0]))
-    head.load_state_dict(nn.Sequential(wanted).state_dict())
-    check_equal(head[0], wanted)
-
-
 @every_head
 def test_deferred_initialisation(kind: str) -> None:
     """Of a head on the meta device: what the constructor makes from the same random numbers."""
@@ -117,22 +100,6 @@ def test_modules_reset_one_by_one(kind: str) -> None:
     fixed = [key for key in first if torch.equal(first[key], second[key])]
     assert all(torch.equal(head.state_dict()[key], first[key]) for key in fixed)
     assert bool(fixed) != (kind in ("softmax, capped, no bias", "plif"))
-
-
-@some_heads
-def test_from_pretrained_of_transformers(kind: str) -> None:
-    """Parameters and buffers assigned one by one, and nothing called afterwards. See
-    ``set_param_for_module`` of transformers."""
-    wanted, head = make(kind), on_meta(kind)
-    for name, value in wanted.state_dict().items():
-        path, _, last = name.rpartition(".")
-        module = head.get_submodule(path)
-        if last == EXTRA_STATE:
-            module.set_extra_state(value)
-            continue
-        is_parameter = last in module._parameters
-        setattr(module, last, nn.Parameter(value.clone()) if is_parameter else value.clone())
-    check_equal(head, wanted)
 
 
 class Config(transformers.PreTrainedConfig):  # type: ignore[misc]

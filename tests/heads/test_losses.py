@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from hstree.heads import (
     Softmax,
     head_class,
     head_names,
-    load_head,
 )
 from hstree.ops.mixture_log_prob import CHUNK_BYTES, LOSS
 
@@ -191,22 +189,6 @@ def test_bad_options(options: dict[str, Any], match: str) -> None:
         Softmax(D, V, **options)
 
 
-@every_head
-@pytest.mark.parametrize("option", OPTIONS)
-def test_save_and_load(kind: str, option: str, tmp_path: Path) -> None:
-    if kind not in kinds_for(option):
-        option = "weights"
-    head = make(kind, **OPTIONS[option])
-    head.save(tmp_path / "head")
-    other = load_head(tmp_path / "head")
-    assert other.config() | {"tied": None} == head.config() | {"tied": None}
-    assert other.label_smoothing == head.label_smoothing
-    if head.class_weight is not None:
-        assert torch.equal(other.class_weight, head.class_weight)
-    hidden, target = batch(dtype=torch.float32)
-    assert torch.equal(other(hidden, target).loss, head(hidden, target).loss)
-
-
 def test_repr_says_what_is_set() -> None:
     assert Softmax(4, 3).extra_repr() == "in_features=4, n_classes=3, reduction='mean'"
     head = Softmax(4, 3, class_weight=[1, 2, 3], label_smoothing=0.1, z_loss=1e-4)
@@ -248,15 +230,6 @@ def test_autocast(kind: str, device: torch.device) -> None:
     loss.backward()
     assert low.grad.dtype == torch.bfloat16
     assert all(p.grad.dtype == torch.float32 for p in head.parameters() if p.grad is not None)
-
-
-def test_bfloat16_weights() -> None:
-    head = make("softmax", class_weight=WEIGHT, label_smoothing=0.1, z_loss=0.01)
-    hidden, target = draw(64, D), draw_targets(64)
-    expected = head(hidden, target).loss
-    loss = head.bfloat16()(hidden.bfloat16(), target).loss
-    assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, expected, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code

@@ -110,8 +110,7 @@ def test_all_weights_zero(kind: str, options: dict[str, Any]) -> None:
 def biases(head: Head) -> list[Tensor]:
     """Those of class 5, as views."""
     if isinstance(head, TreeEnsemble):
-        leaf: Tensor | None = getattr(head, "leaf_bias", None)
-        return [] if leaf is None else [leaf[:, 5]]
+        return [head.below.bias[:, 5]] if head.groups else []
     bias = getattr(head, "bias", None)
     return [] if bias is None else [bias[5]]
 

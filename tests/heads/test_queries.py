@@ -171,17 +171,6 @@ def test_loss_options_on_the_meta_device(kind: str, option: str) -> None:
     assert output.shape == loss.shape == (6,)
 
 
-@every_head
-def test_back_from_the_meta_device(kind: str) -> None:
-    head = make(kind)
-    state, hidden = head.state_dict(), draw(6, D)
-    expected = head.log_prob(hidden)
-    with torch.no_grad():
-        head.to("meta").log_prob(hidden.to("meta"))
-    head.to_empty(device="cpu").load_state_dict(state)
-    torch.testing.assert_close(head.log_prob(hidden), expected)
-
-
 WITH_LINEAR = [
     kind for kind in HEADS if any(isinstance(part, nn.Linear) for part in make(kind).modules())
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -88,18 +87,6 @@ def test_options_of_a_head(name: str) -> None:
     make: Any = head_class(name)
     expected = make(D, V, **NEEDED.get(name, {}))
     assert make(D, V, **own | NEEDED.get(name, {})).config() == expected.config()
-
-
-@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "trees"])
-def test_signatures_name_their_options(name: str) -> None:
-    """What help() shows: the options in full, with their defaults."""
-    parameters = inspect.signature(head_class(name)).parameters.values()
-    given = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
-    for_subclasses = {"function", "weight_features"} if name == "softmax" else set()
-    assert {key: value for key, value in given.items() if key not in for_subclasses} == (
-        OPTIONS[name]
-    )
-    assert all(each.kind is not each.VAR_KEYWORD for each in parameters)
 
 
 def test_every_head_of_the_library_is_here() -> None:

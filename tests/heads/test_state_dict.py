@@ -27,7 +27,6 @@ from hstree.heads import (
     Head,
     Mixtape,
     SampledSoftmax,
-    Softmax,
     TreeEnsemble,
     load_head,
 )
@@ -91,17 +90,6 @@ def test_average_of_all_entries_in_place(kind: str, tmp_path: Path) -> None:
     check_same(ema, head)
     ema.save(tmp_path / "ema")
     check_same(load_head(tmp_path / "ema"), head)
-
-
-@every_table
-def test_average_of_all_entries_of_many_classes(kind: str, tmp_path: Path) -> None:
-    head = large(kind)
-    ema = copy.deepcopy(head)
-    with torch.no_grad():
-        average(ema.state_dict(), head.state_dict())
-    check_same(ema, head)
-    ema.save(tmp_path / "ema")
-    check_same(load_head(tmp_path / "ema").eval(), head)
 
 
 @every_table
@@ -251,7 +239,3 @@ def test_tables_follow_parameters_that_move_alone(kind: str) -> None:
     for name, parameter in head.named_parameters():
         parameter.requires_grad_(wanted.get_parameter(name).requires_grad)
     check_same(head, wanted)
-
-
-def test_a_softmax_has_the_state_dict_of_a_linear_layer() -> None:
-    assert Softmax(D, V).state_dict().keys() == nn.Linear(D, V).state_dict().keys()

@@ -11,7 +11,6 @@ from torch.func import functional_call, grad
 from torch.testing import assert_close
 
 from heads.support import HEADS, draw, draw_targets, make
-from hstree.heads import Head
 
 ROWS = 4
 # In torch's own code, the first time that forward mode is at work.
@@ -64,17 +63,3 @@ def test_gradients(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["softmax", "mos", "mixtape", "trees, subset"])
 def test_gradients_of_other_losses(kind: str) -> None:
     check_gradients(kind, label_smoothing=0.1, class_weight=torch.rand(37) + 0.5)
-
-
-def loss_of(head: Head, target: Tensor) -> Any:
-    return lambda hidden: head(hidden, target).loss
-
-
-@pytest.mark.parametrize("kind", ["trees", "mos", "plif"])
-def test_what_torch_func_has_no_rule_for_is_refused(kind: str) -> None:
-    head, target = make(kind), draw_targets(ROWS)
-    hidden = draw(ROWS, head.in_features)
-    with pytest.raises(RuntimeError, match="does not have vmap support"):
-        torch.func.vmap(loss_of(head, target))(hidden.expand(2, ROWS, -1))
-    with pytest.raises(NotImplementedError, match="must implement the jvp function"):
-        torch.func.jvp(loss_of(head, target), (hidden,), (hidden,))

@@ -29,7 +29,6 @@ from hstree.heads import trees as tree_module
 from hstree.heads.rows import topk_of_all
 from hstree.heads.trees import Groups, Paths
 from hstree.ops.mixture_log_prob import CHUNK_BYTES
-from hstree.optim import AdamW
 from hstree.trees import Tree, huffman_tree, random_tree
 
 KINDS = [kind for kind in HEADS if kind.startswith("trees")]
@@ -199,42 +198,6 @@ def test_untrained_large_vocabulary() -> None:
         assert abs(prob.sum() - 1) < 1e-5
 
 
-@pytest.mark.parametrize("subset_size", [None, 4])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_gradients_through_forward_and_log_prob(shape: str, subset_size: int | None) -> None:
-    """float64: the ops' backward against autograd through all classes."""
-    head = ensemble(shape, 3, gate="context", subset_size=subset_size, reduction="none")
-    head = randomise(head).double()
-    hidden, target = draw(20, D, dtype=torch.float64), draw_targets(20)
-    target[3] = -100
-    weight = torch.linspace(-1, 2, 20, dtype=torch.float64)
-    grads = []
-    for through_forward in (True, False):
-        leaf = hidden.clone().requires_grad_()
-        head.zero_grad()
-        if through_forward:
-            loss = head(leaf, target).loss
-        else:
-            loss = F.nll_loss(head.log_prob(leaf), target, reduction="none")
-        (loss * weight).sum().backward()
-        grads.append([leaf.grad, *(p.grad for p in head.parameters())])
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize("shape", ["binary below roots", "groups"])
-def test_ignored_rows_have_exact_zeros(shape: str) -> None:
-    head = randomise(ensemble(shape, 3, gate="context"))
-    hidden, target = draw(20, D).requires_grad_(), draw_targets(20)
-    target[::3] = -100
-    output, loss = head(hidden, target)
-    loss.backward()
-    assert not output[::3].any()
-    assert hidden.grad is not None
-    assert not hidden.grad[::3].any()
-    assert hidden.grad[1::3].abs().sum(1).min() > 0
-
-
 @pytest.mark.parametrize("subset", [None, 4])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_marks_of_targets(shape: str, subset: int | None) -> None:
@@ -351,23 +314,6 @@ def test_sparse_steps_are_dense_steps(optimizer: Any, shape: str) -> None:
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("shape", ["binary below roots", "groups"])
-def test_adamw(shape: str) -> None:
-    head, _ = sparse_and_dense(shape)
-    optimizer = AdamW(head.parameters(), lr=0.05)
-    hidden, target = draw(30, D), draw_targets(30)
-    before = [p.detach().clone() for p in head.parameters()]
-    losses = []
-    for _ in range(20):
-        loss = head(hidden, target).loss
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert losses[-1] < 0.6 * losses[0]
-    assert all(not torch.equal(a, b) for a, b in zip(before, head.parameters(), strict=True))
-
-
 def test_sparse_gradients_touch_only_visited_rows() -> None:
     head, _ = sparse_and_dense("binary below roots")
     head(draw(1, D), torch.tensor([4])).loss.backward()
@@ -437,19 +383,6 @@ def test_reads_the_rows_of_a_softmax(kind: Any) -> None:
         assert head.output_embedding is softmax.weight
         assert {p.dtype for p in head.parameters()} == {dtype}
         assert head.log_prob(hidden.to(dtype)).isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("shape", ["binary", "groups"])
-def test_topk_of_another_dtype_than_the_hidden_vectors(shape: str, dtype: torch.dtype) -> None:
-    head = randomise(ensemble(shape, 2, gate="context"), scale=0.3)
-    hidden = draw(5, D)
-    values, classes = head.to(dtype).topk(hidden, 3)
-    assert values.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    expected = head.log_prob(hidden)
-    torch.testing.assert_close(values, expected.gather(1, classes), rtol=0.03, atol=0.03)
-    torch.testing.assert_close(values, expected.topk(3)[0], rtol=0.03, atol=0.03)
-    assert torch.equal(head.predict(hidden), classes[:, 0])
 
 
 class Rows:
@@ -576,16 +509,6 @@ def test_choice_of_the_way_to_candidates(monkeypatch: pytest.MonkeyPatch) -> Non
     assert head.output_embedding.grad.is_sparse
 
 
-@pytest.mark.parametrize("k", [6, 1200])
-def test_compiled_candidates(k: int) -> None:
-    """Also where all classes are computed."""
-    head = randomise(TreeEnsemble.from_counts(D, torch.arange(1200, 0, -1), clusters=32))
-    hidden, candidates = draw(4, D), draw_targets(4, k, n_classes=1200)
-    wanted = head.candidate_log_prob(hidden, candidates)
-    compiled = torch.compile(head.candidate_log_prob, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(hidden, candidates), wanted)
-
-
 @pytest.mark.parametrize("rows", [0, 1, 7])
 def test_chunks_of_rows(rows: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU computes in chunks of two rows, without and with gradients."""
@@ -623,25 +546,6 @@ def test_feature_subsets() -> None:
     assert ensemble(subset_size=D).below.feature_index is None
 
 
-@pytest.mark.parametrize("shape", ["binary below roots", "groups"])
-def test_device_moves(shape: str, device: torch.device) -> None:
-    """Tables follow the module, and are no buffers; results are those of the CPU."""
-    head = randomise(ensemble(shape, 2, gate="context"))
-    hidden, target = draw(20, D), draw_targets(20)
-    expected = head.log_prob(hidden).detach(), head(hidden, target).loss.detach()
-    moved = head.to(device)
-    torch.testing.assert_close(moved.log_prob(hidden.to(device)).cpu(), expected[0])
-    loss = moved(hidden.to(device), target.to(device)).loss
-    torch.testing.assert_close(loss.cpu(), expected[1])
-    assert not list(head.buffers())
-    tables = head.below.tables()
-    assert all(getattr(head.below.to("meta"), name).is_meta for name in tables)
-    head.below.half().to_empty(device="cpu")
-    for name, table in tables.items():
-        assert torch.equal(getattr(head.below, name), table)
-        assert getattr(head.below, name).dtype == table.dtype
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("shape", ["binary below roots", "groups"])
 def test_cuda_target_out_of_range_is_nan(shape: str) -> None:
@@ -651,16 +555,6 @@ def test_cuda_target_out_of_range_is_nan(shape: str) -> None:
     output = head(draw(9, D).cuda(), target).output
     assert output[4].isnan()
     assert output[torch.arange(9) != 4].isfinite().all()
-
-
-@pytest.mark.parametrize("shape", ["binary", "groups"])
-def test_one_hidden_vector(shape: str, device: torch.device) -> None:
-    """No leading dimension at all, as when one word is generated."""
-    head = randomise(ensemble(shape, 2)).to(device)
-    hidden: Tensor = draw(D).to(device)
-    assert head.log_prob(hidden).shape == (V,)
-    assert head.sample(hidden).shape == ()
-    assert head(hidden, torch.tensor(3, device=device)).output.shape == ()
 
 
 def bad(**options: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import warnings
 from typing import Any
 
@@ -263,15 +262,6 @@ def test_a_cast_model(dtype: torch.dtype) -> None:
     else:  # its weight has lost bits
         with pytest.raises(RuntimeError, match="layer: expected the weight that was screened"):
             words(model, prompt)
-
-
-def test_copied_and_pickled() -> None:
-    reference, model = both(**ROUGH)
-    prompt = draw_ids(2, 6)
-    expected = words(model, prompt)
-    assert not expected.sequences.equal(words(reference, prompt).sequences)
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert words(twin, prompt).sequences.equal(expected.sequences)
 
 
 def step(model: PreTrainedModel) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import doctest
 import io
 import pickle
 from collections.abc import Callable
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
 
-import hstree.optim
 from hstree.heads import TreeEnsemble
 from hstree.optim import AdamW, clip_grad_norm_
 from hstree.trees import random_tree
@@ -539,16 +537,3 @@ def test_gradients_stay_where_the_step_fails() -> None:
 def test_bad_option(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="Invalid"):
         AdamW([nn.Parameter(torch.ones(2))], **options)
-
-
-@pytest.mark.parametrize("name", hstree.optim.__all__)
-def test_example(name: str) -> None:
-    names = {
-        "torch": torch,
-        "hstree": hstree,
-        "TreeEnsemble": TreeEnsemble,
-        name: getattr(hstree.optim, name),
-    }
-    found = doctest.DocTestFinder(recurse=False).find(names[name], name, globs=names)
-    assert found[0].examples
-    assert doctest.DocTestRunner().run(found[0]).failed == 0

@@ -93,11 +93,6 @@ def test_huffman_is_optimal(frequencies, seed):
     assert cost == huffman_cost(frequencies)
 
 
-def test_huffman_of_powers_is_a_chain():
-    frequencies = [2**i for i in range(20)]
-    assert huffman_tree(frequencies).depth.tolist() == [19, *range(19, 0, -1)]
-
-
 def test_huffman_of_equal_frequencies_is_balanced():
     assert set(huffman_tree(np.ones(64)).depth.tolist()) == {6}
     assert set(huffman_tree(np.zeros(64)).depth.tolist()) == {6}
@@ -535,10 +530,3 @@ def test_options_of_another_recipe():
         build_tree("random", 5, noise=0.5)
     with pytest.raises(ValueError, match="n_trees: expected a whole number of at least 1, got 0"):
         build_ensemble("random", 5, 0)
-
-
-def test_pairwise_seeds_of_neighbouring_trees_are_unrelated():
-    """Trees of successive seeds share no more than chance: positions correlate weakly."""
-    trees = [random_tree(2000, seed).tables().leaf_position for seed in range(20)]
-    correlation = [np.corrcoef(a, b)[0, 1] for a, b in pairwise(trees)]
-    assert np.abs(correlation).max() < 0.1

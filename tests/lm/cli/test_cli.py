@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from lm.cli.support import fails
-from lm.training.toy import QUICK
 
 import hstree
 from hstree.__main__ import main
@@ -79,28 +76,6 @@ def test_train_prints_progress_and_summary(
 TINY = [*SMALL, "--layers", "2", "--context-size", "10", "--epochs", "1"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("head", head_names())
-def test_every_head_trains_evaluates_and_generates(
-    head: str, data: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = [f"--head-option={option}" for option in QUICK.get(head, ())]
-    command = ["train", "--data", str(data), "--run", "run", "--head", head, *TINY, *options]
-    assert main(command) == 0
-    assert f"head '{head}' with" in capsys.readouterr().out
-    summary = json.loads(Path("run/summary.json").read_text())
-    assert summary["head"] == head
-    assert summary["valid_perplexity"] < summary["unigram_valid_perplexity"]
-    assert main(["evaluate", "run", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    for split in ("valid", "test"):
-        assert result[split]["perplexity"] == summary[f"{split}_perplexity"]
-    assert main(["generate", "run", "--prompt", "the", "--words", "5", "--samples", "2"]) == 0
-    captured = capsys.readouterr()
-    assert captured.out.count("the") >= 2
-    assert re.fullmatch(r"hstree: [\d,]+ tokens/s\n", captured.err)
-
-
 def test_trees_of_a_run(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(runs / "trees")
     assert main(["tree", "describe", run, "--index", "1", "--word", "cat"]) == 0
@@ -142,18 +117,6 @@ def test_divergence(data: Path, elsewhere: Path, capsys: pytest.CaptureFixture[s
     assert "lower --learning-rate" in error
     (run,) = (elsewhere / "runs").iterdir()
     assert f"the last good state is kept in runs/{run.name}" in error
-
-
-def test_bad_runs(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no such run folder" in fails(capsys, "evaluate", str(tmp_path / "absent"))
-    assert "not a run folder" in fails(capsys, "generate", str(tmp_path))
-    damaged = tmp_path / "damaged"
-    shutil.copytree(runs / "softmax", damaged)
-    model = damaged / "model.safetensors"
-    model.write_bytes(model.read_bytes()[:1000])
-    assert "truncated" in fails(capsys, "evaluate", str(damaged))
-    (damaged / "config.json").write_text("{")
-    assert "config.json" in fails(capsys, "generate", str(damaged))
 
 
 def test_bad_tree_commands(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

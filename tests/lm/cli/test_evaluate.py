@@ -166,20 +166,6 @@ def test_streams(runs: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert result["test"]["loss"] == pytest.approx(alone, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--streams 1,2,3", "argument --streams: expected one whole number or two, got '1,2,3'"),
-        ("--streams 5,0", "argument --streams: expected at least 1, got 0"),
-        ("--streams 99999", "streams: expected a whole number from 1 to "),
-    ],
-)
-def test_bad_options(
-    options: str, message: str, runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert message in fails(capsys, "evaluate", str(runs / "softmax"), *options.split())
-
-
 @pytest.mark.parametrize("loss", [float("nan"), 705.0])
 def test_perplexities_that_are_not_finite_are_refused(
     loss: float,

@@ -67,23 +67,6 @@ def test_byte_pairs(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert captured.out.startswith("the O")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--temperature 0", "hstree: --temperature: expected "),
-        ("--temperature warm", "--temperature: invalid float value: 'warm'"),
-        ("--top-k 0", "--top-k: expected at least 1, got 0"),
-        ("--top-k 9999", "hstree: --top-k: expected a whole number from 1 to"),
-        ("--top-p nan", "hstree: --top-p: expected a number in (0, 1], got nan"),
-        (f"--samples {2**31}", "--samples: expected at most 2147483647, got 2147483648"),
-    ],
-)
-def test_bad_options(
-    options: str, message: str, runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert message in fails(capsys, "generate", str(runs / "softmax"), *options.split())
-
-
 def test_samples_beyond_memory_are_refused(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from lm.training.toy import SGD, small_config, write_corpus
 
-from hstree.lm.config import ConfigError, TrainConfig
+from hstree.lm.config import ConfigError
 from hstree.lm.data import load_corpus
-from hstree.lm.run import CheckpointError, finetuning, load_config, load_run
+from hstree.lm.run import finetuning, load_config, load_run
 from hstree.lm.train import build_optimizers, evaluate, starting_model, train
 
 
@@ -121,19 +121,3 @@ def test_another_model_is_refused(
     with pytest.raises(ConfigError, match=message):
         train(finetuning(run, run=str(tmp_path / "new"), **changes))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_runs_that_cannot_be_read(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="absent: no such run folder"):
-        finetuning(tmp_path / "absent")
-    with pytest.raises(CheckpointError, match=r"not a run folder: config\.json missing"):
-        finetuning(tmp_path)
-    (tmp_path / "config.json").write_text('{"optimizer": "sgd"}')
-    assert finetuning(tmp_path).optimizer == "sgd"
-    with pytest.raises(
-        CheckpointError, match=r"not a run folder: vocabulary\.txt, tokenizer\.json"
-    ):
-        train(finetuning(tmp_path, run=str(tmp_path / "new")))
-    (tmp_path / "config.json").write_text(TrainConfig().to_json())
-    with pytest.raises(ConfigError, match="--finetune: averaged SGD needs --optimizer sgd, got ad"):
-        finetuning(tmp_path)
