@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from heads.support import HEADS, SOME, D, V, draw, make
-from hstree import ScreenedSoftmax, Softmax, TreeEnsemble
+from hstree import ScreenedSoftmax, TreeEnsemble
 from hstree.heads import Head
 
 
@@ -323,11 +323,3 @@ def test_the_same_draws_without_excluded_classes() -> None:
         for exclude in (None, torch.full((4, 2), -1))
     )
     assert torch.equal(first, second)
-
-
-def test_rows_of_low_precision() -> None:
-    head = Softmax(D, V).bfloat16()
-    hidden, exclude = draw(3, D).bfloat16(), torch.tensor([4, 5])
-    log_prob = head.log_prob(hidden, exclude=exclude)
-    assert log_prob.dtype == torch.float32
-    torch.testing.assert_close(log_prob.exp().sum(1), torch.ones(3))

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from heads.support import FREQUENCIES, HEADS, PIECES, SOME, D, V, draw, draw_targets, make
+from hstree._files import read_tensors
 from hstree.heads import (
     Head,
     Softmax,
@@ -336,8 +337,8 @@ def test_save_leaves_nothing_half_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HEADS if "tied" in kind])
-def test_tied(kind: str) -> None:
-    """The embedding's own parameter, which is not in the head's groups."""
+def test_tied(kind: str, tmp_path: Path) -> None:
+    """The embedding's own parameter, which is not in the head's groups, nor in a file beside it."""
     head = make(kind)
     embedding = nn.Embedding(V, D)
     other = type(head).from_config(head.config(), head.state_dict(), embedding)
@@ -345,6 +346,12 @@ def test_tied(kind: str) -> None:
     groups = other.parameter_groups(lr=0.1)
     assert not any(p is embedding.weight for group in groups for p in group["params"])
     assert other.config()["tied"]
+    other.save(tmp_path / "head", embedding=embedding)
+    names = {name for name, p in other.named_parameters() if p is embedding.weight}
+    tensors, _ = read_tensors(tmp_path / "head")
+    assert set(tensors) == set(other.state_dict()) - names
+    loaded = load(tmp_path / "head", embedding=embedding)
+    assert torch.equal(loaded.log_prob(draw(5, D)), other.log_prob(draw(5, D)))
     wrong = nn.Embedding(V, D + 1)
     with pytest.raises(
         ValueError, match=r"embedding: expected a weight of shape \(37, 10\).*\(37, 11\)"

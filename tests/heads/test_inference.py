@@ -55,7 +55,8 @@ def test_topk_in_chunks_of_rows(kind: str, monkeypatch: pytest.MonkeyPatch) -> N
 @every_head
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_temperature(kind: str, temperature: float, device: torch.device) -> None:
-    """The draws follow the log-probabilities that come with them, and these sum to 1."""
+    """The draws follow the log-probabilities that come with them, and these sum to 1; so do those
+    of one from each of many rows, which a mixture draws from one component."""
     head, hidden = make(kind, device).eval(), draw(1, D).to(device)
     count = 5000
     generator = torch.Generator(device).manual_seed(1)
@@ -70,14 +71,17 @@ def test_temperature(kind: str, temperature: float, device: torch.device) -> Non
     found = torch.full((V,), math.nan, dtype=torch.float64)
     found[classes[0].cpu()] = log_prob[0].double().cpu()
     prob = found.exp().nan_to_num(0.0).numpy()
-    observed = np.bincount(classes[0].cpu(), minlength=V)
     rare = prob * count < 10
     rest = 1 - prob[~rare].sum()
     assert rest > -1e-5
     expected = np.append(prob[~rare], max(rest, 1e-9)) * count
-    observed = np.append(observed[~rare], observed[rare].sum())
-    scaled = expected * (observed.sum() / expected.sum())
-    assert scipy.stats.chisquare(observed, scaled).pvalue > 1e-4
+    rows = hidden.expand(count, -1)
+    alone = head.sample(rows, temperature=temperature, generator=generator)
+    for drawn in (classes[0], alone):
+        observed = np.bincount(drawn.cpu(), minlength=V)
+        observed = np.append(observed[~rare], observed[rare].sum())
+        scaled = expected * (observed.sum() / expected.sum())
+        assert scipy.stats.chisquare(observed, scaled).pvalue > 1e-4
     if kind not in TREES:
         wanted = (head.log_prob(hidden) / temperature).log_softmax(1)
         torch.testing.assert_close(log_prob, wanted.gather(1, classes).detach())

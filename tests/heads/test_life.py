@@ -24,9 +24,9 @@ every_head = pytest.mark.parametrize("kind", HEADS)
 some_heads = pytest.mark.parametrize("kind", SOME)
 
 
-def on_meta(kind: str) -> Head:
+def on_meta(kind: str, **options: Any) -> Head:
     with torch.device("meta"):
-        head = HEADS[kind]()
+        head = HEADS[kind](**options)
     assert all(parameter.is_meta for parameter in head.parameters())
     return head
 
@@ -75,12 +75,14 @@ def test_meta_then_load(kind: str, assign: bool) -> None:
 def test_deferred_initialisation(kind: str) -> None:
     """Of a head on the meta device: what the constructor makes from the same random numbers."""
     torch.manual_seed(3)
-    wanted = HEADS[kind]()
-    head = emptied(on_meta(kind))
+    options = {"class_weight": [0.5] * (V - 1) + [2.0]}
+    wanted = HEADS[kind](**options)
+    head = emptied(on_meta(kind, **options))
     torch.manual_seed(3)
     if wanted.config().get("tied"):  # the model's own embedding is not reset
         nn.Embedding(V, D)
     head.reset_parameters()
+    assert torch.equal(head.class_weight, wanted.class_weight)
     for key, value in wanted.state_dict().items():
         if not (wanted.config().get("tied") and key in ("weight", "below.weight")):
             assert torch.equal(head.state_dict()[key], value), key

@@ -11,7 +11,6 @@ import torch
 
 import hstree
 from hstree import TreeEnsemble
-from hstree.heads import build_head, head_options
 from hstree.heads.trees import TreeShape
 from hstree.trees import Tree, build_ensemble, random_tree, word_vectors
 
@@ -210,19 +209,6 @@ def test_from_tokens_clusters_word_vectors() -> None:
     options = {"noise": 0.1, "iterations": 1}
     head = TreeEnsemble.from_tokens(D, 200, text, n_trees=2, tree_options=options)
     assert head.trees == build_ensemble("cluster", 200, 2, counts, vectors, clusters=50, **options)
-
-
-def test_by_name() -> None:
-    """Options of the constructor that builds the trees, and of the head."""
-    shape = {"n_trees", "clusters", "binary", "recipe", "contexts", "tree_options"}
-    assert shape | {"subset_size", "gate", "sparse", "embedding"} < head_options("trees")
-    assert not head_options("trees") & {"trees", "groups"}
-    head = build_head("trees", D, 200, n_trees=2, clusters=9, binary=True, gate="uniform", seed=4)
-    assert isinstance(head, TreeEnsemble)
-    assert not head.groups
-    assert head.trees == build_ensemble(
-        "huffman", 200, 2, np.ones(200), seed=4, clusters=9, binary=True
-    )
 
 
 @pytest.mark.parametrize(

@@ -17,35 +17,14 @@ from safetensors import safe_open
 from safetensors.torch import save, save_file
 from torch import Tensor
 
-from heads.support import draw, make, trees
+from heads.support import make, trees
 from hstree.heads import ForestSoftmax, TreeEnsemble, load_head
 from hstree.heads.state import EXTRA_STATE, saved_tables
 from hstree.heads.trees import Groups, Paths
 from hstree.trees import Tree, build_ensemble
 
-KINDS = ("trees", "trees, subset", "trees, groups", "trees, groups, sparse")
 SHAPES = ("trees, subset", "trees, groups")
 TABLES = f"below.{EXTRA_STATE}"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_loaded_head_is_the_same(kind: str, tmp_path: Path) -> None:
-    """Its trees, tables, answers, and the file that it writes."""
-    head = make(kind)
-    head.save(tmp_path / "head")
-    loaded = load_head(tmp_path / "head")
-    assert isinstance(head, TreeEnsemble)
-    assert isinstance(loaded, TreeEnsemble)
-    assert loaded.trees == head.trees
-    assert type(loaded.below) is type(head.below)
-    tables = head.below.tables()
-    assert loaded.below.tables().keys() == tables.keys()
-    for name, table in tables.items():
-        assert torch.equal(getattr(loaded.below, name), table), name
-    hidden = draw(5, head.in_features)
-    assert torch.equal(loaded.log_prob(hidden), head.log_prob(hidden))
-    loaded.save(tmp_path / "again")
-    assert (tmp_path / "again").read_bytes() == (tmp_path / "head").read_bytes()
 
 
 def test_the_shape_is_saved(tmp_path: Path) -> None:
@@ -200,16 +179,11 @@ def write_with(path: Path, kind: str, change: Callable[[dict[str, Tensor]], None
     ("table", "change", "message"),
     [
         ("order", set_entry(3, 37), r"order\[3\]: expected a class from 0 to 36, got 37"),
-        ("order", set_entry(3, -1), r"order\[3\]: expected a class from 0 to 36, got -1"),
         ("order", lambda order: order[[0, 0, *range(2, 37)]], r"order\[1\]: class .* twice \(.*0"),
         ("order", lambda order: order[:-1], "35"),
         ("order", lambda order: order.float(), "order: expected integers, got dtype float32"),
-        ("order", lambda order: order.view(37, 1), "order: expected a 1-D array"),
-        ("node_offset", set_entry(0, 1), r"node_offset\[0\]: expected 0, got 1"),
         ("node_offset", set_entry(-1, 2**40), r"node_offset\[.*\]: expected at most the length"),
-        ("node_offset", set_entry(1, -(2**60)), r"node_offset\[1\]: expected at least"),
         ("boundary", set_entry(0, -5), r"boundary\[0\]: .* expected it to begin at 0, got -5"),
-        ("boundary", set_entry(1, 2**31 - 1), r"boundary\[2\]: expected more than 2147483647"),
     ],
 )
 def test_damaged_trees_are_refused(
@@ -260,9 +234,7 @@ def change_header(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     "change",
     [
         lambda content: b"",
-        lambda content: content[:7],
         lambda content: content[:100],
-        lambda content: content[:-1],
         lambda content: b"\xff" * 8 + content[8:],
         lambda content: content[:8] + b"[1, 2]".ljust(len(content) - 8),
         change_header(b'"data_offsets":[0,', b'"data_offsets":[9,'),

@@ -326,6 +326,10 @@ def test_no_rows_and_ignored_rows(components: int, device: torch.device) -> None
     log_prob, loss = mixture_log_prob(*inputs, nothing, reduction="mean")
     assert loss.isnan()  # as F.cross_entropy
     assert not any(g.any() for g in gradients(log_prob.sum(), inputs))
+    zero = torch.zeros(N, dtype=torch.float64, device=device)
+    _, loss = mixture_log_prob(*inputs, targets(device), row_weight=zero, reduction="mean")
+    assert loss.isnan()
+    assert not any(g.any() for g in gradients(loss, inputs))
     empty = [None if t is None else t[:0] if len(t) == N else t for t in inputs]
     log_prob, loss = mixture_log_prob(*empty, nothing[:0], reduction="sum")
     assert log_prob.shape == (0,)

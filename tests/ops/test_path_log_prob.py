@@ -49,8 +49,6 @@ from ops.cases import (
 
 USUAL = Case("ragged paths, odd subset", subset=7)
 SMALL = Case("small", rows=5, trees=2, classes=6, in_features=4, subset=3)
-WITHOUT_OPTIONS = Case("small, no bias, no subset", rows=4, trees=1, classes=5, in_features=3,
-                       bias=False)  # fmt: skip
 WITHOUT_SUBSET = Case("no subset, blocks of vectors", rows=70, in_features=83)
 MASKS = [mask for mask in itertools.product([True, False], repeat=3) if any(mask)]
 MANY = Case("rows and features for two threads", rows=300, trees=2, classes=50, in_features=219,

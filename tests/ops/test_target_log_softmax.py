@@ -40,7 +40,6 @@ SMALL = [
     for name, options in FUNCTIONS
 ]
 kinds = pytest.mark.parametrize("case", USUAL, ids=str)
-small_kinds = pytest.mark.parametrize("case", SMALL, ids=str)
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,8 @@ def test_groups_have_up_to_four_times_the_square_root():
     tree = Tree.from_nested(chain(24))
     assert tree.collapse(6).n_children.tolist() == [6, 20]  # 4 sqrt(25)
     assert tree.collapse(5).n_children.tolist() == [5, 11, 11]  # 21 classes are divided
+    few = Tree.from_nested((tuple(range(30)), (30, 31), (32, 33), (34, 35), 36))
+    assert few.collapse(5) == few  # 4 * 37 / 5, rounded up
 
 
 def test_collapse_passes_over_a_node_with_too_many_children():

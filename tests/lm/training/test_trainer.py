@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -207,6 +208,27 @@ def test_steps_are_those_of_a_plain_loop(
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
         optimizer.step()
         assert losses[step] == pytest.approx(nll.item(), rel=1e-4)
+
+
+def test_every_epoch_begins_without_a_state(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, corpus = small_config(data, tmp_path / "run"), load_corpus(data)
+    model = build_model(config, len(corpus.vocabulary), corpus.statistics())
+    trainer, given = Trainer(model, corpus, config), []
+    objective = trainer.objective
+
+    def watched(tokens: Any, target: Any, state: Any, *shares: float) -> Any:
+        given.append(state)
+        return objective(tokens, target, state, *shares)
+
+    monkeypatch.setattr(trainer, "objective", watched)
+    for _ in range(2):
+        given.clear()
+        assert len(list(trainer.steps())) == len(given) > 2
+        assert given[0] is None
+        assert all(state is not None for state in given[1:])
+        trainer.in_epoch = False
 
 
 def test_diverging_later_keeps_the_best(
