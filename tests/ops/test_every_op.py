@@ -18,7 +18,6 @@ from reference.target_log_softmax import target_log_softmax_reference
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hstree.ops import (
     LogitFunction,
@@ -32,6 +31,7 @@ from hstree.ops import (
 )
 from ops import group_cases, tree_softmax_cases
 from ops.cases import PATH, Case
+from ops.limited import Recorder
 
 # In torch's own code, the first time that forward mode is at work.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -337,33 +337,20 @@ def test_expanded_gradient(subject: Subject) -> None:
     assert_close(got, torch.autograd.grad(output, leaves, torch.ones_like(output)), **close)
 
 
-class Calls(TorchDispatchMode):
-    """Of the operators of hstree, below autograd."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[tuple[Any, Any, dict[str, Any]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "hstree":
-            given = [x.clone() if isinstance(x, Tensor) else x for x in args]
-            self.found.append((func, given, kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("name", OF_HSTREE)
 def test_opcheck(subject: Subject) -> None:
     """Each call of a step: schema, fake tensors, registration and dynamic shapes."""
     leaves = subject.required(*subject.every)
-    with Calls() as calls:
+    with Recorder() as recorder:
         subject.total(subject.op)(*leaves).backward()
-    assert calls.found
-    for number, (func, args, kwargs) in enumerate(calls.found):
-        if number == 0:
+    for number, (name, args) in enumerate(recorder.arguments.items()):
+        if number == 0:  # the forward pass
             for x in args:
                 if isinstance(x, Tensor) and any(torch.equal(x, leaf) for leaf in leaves):
                     x.requires_grad_()
-        torch.library.opcheck(func, tuple(args), kwargs)
+        op = getattr(torch.ops.hstree, name.removesuffix(".default"))
+        torch.library.opcheck(op.default, tuple(args))
+    assert recorder.arguments
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own code
