@@ -197,18 +197,6 @@ def test_ignored_rows_may_hold_infinities(device: torch.device) -> None:
         assert torch.equal(a, b)
 
 
-def test_literal_values(device: torch.device) -> None:
-    """Two classes whose logits differ by log 3; two components that say the opposite."""
-    weight = torch.tensor([[1.0], [0.0]], device=device)
-    latent = torch.tensor(3.0, device=device).log().reshape(1, 1, 1)
-    one = mixture_log_prob(latent, None, weight, None, torch.tensor([0], device=device))[0]
-    torch.testing.assert_close(one.exp(), torch.tensor([0.75], device=device))
-    both = torch.cat([latent, -latent], 1)
-    prior = torch.tensor([[0.9, 0.1]], device=device).log()
-    two = mixture_log_prob(both, prior, weight, None, torch.tensor([0], device=device))[0]
-    torch.testing.assert_close(two.exp(), torch.tensor([0.9 * 0.75 + 0.1 * 0.25], device=device))
-
-
 @pytest.mark.parametrize("group", [1, 2, N])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("components", [1, K])

@@ -640,24 +640,6 @@ def test_forward_is_another_name(device: torch.device) -> None:
     same_bits(grads[:1], grads[1:])
 
 
-def test_literal_values(device: torch.device) -> None:
-    """The tree ((0, 1), 2): P(left at the root) = 3/4, P(left below) = 1/5."""
-    weight = torch.tensor([[[math.log(3.0)], [-math.log(4.0)]]], device=device)
-    path = [0 << 1 | 1, 1 << 1 | 1, 0 << 1 | 1, 1 << 1 | 0, 0 << 1 | 0]
-    log_prob = path_log_prob(
-        torch.ones(4, 1, device=device),
-        weight,
-        None,
-        torch.tensor([2, 0, -7, 1], device=device),
-        torch.tensor([[0, 2, 4, 5]], device=device),
-        torch.tensor(path, dtype=torch.int32, device=device),
-        torch.tensor([[0, 1, 2]], dtype=torch.int32, device=device),
-        max_depth=2,
-    )
-    expected = torch.tensor([[1 / 4], [3 / 4 * 1 / 5], [1.0], [3 / 4 * 4 / 5]], device=device)
-    torch.testing.assert_close(log_prob.exp(), expected)
-
-
 @pytest.mark.parametrize("case", [SEVEN_TREES, TWO_GROUPS], ids=str)
 def test_trees_do_not_depend_on_each_other(case: Case) -> None:
     batch = PATH.batch(case, torch.float32)

@@ -65,21 +65,6 @@ def test_literal_values(dtype: torch.dtype, device: torch.device) -> None:
     assert grad_table.tolist() == [[7.0, -1 + 2.0], [120.0, 8.0 + 32.0 + 192.0]]
 
 
-@every_dtype
-def test_literal_cubic(dtype: torch.dtype, device: torch.device) -> None:
-    """P(u) = 1 + 2u + 3u^2 + 4u^3 with u = (x + 1) / 2; straight beyond u = 0 and u = 1."""
-    batch = PiecewiseBatch(
-        torch.tensor([-3.0, -1.0, 0.0, 3.0], dtype=dtype),
-        torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=accumulate(dtype)),
-        1.0,
-        torch.tensor([8.0, 8.0, 16.0, 2.0], dtype=dtype),
-    ).to(device)
-    output, grad_input, grad_table = piecewise_gradients(batch)
-    assert output.tolist() == [-1.0, 1.0, 3.25, 10.0 + 20.0]
-    assert grad_input.tolist() == [8.0, 8.0, 16.0 * 4.0, 20.0]
-    assert grad_table.tolist() == [[34.0, -8.0 + 8.0 + 4.0, 4.0 + 6.0, 2.0 + 8.0]]
-
-
 @pytest.mark.parametrize("intervals", [1, 2, 7, 64, 1024])
 @widths
 def test_every_knot_belongs_to_the_right(intervals: int, width: int, device: torch.device) -> None:

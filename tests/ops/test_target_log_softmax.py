@@ -95,43 +95,6 @@ def test_at_once_equals_two_steps_at_the_edges(
             torch.testing.assert_close(a, b, rtol=rtol, atol=rtol, equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    ("options", "numerators"),
-    [
-        ({}, [1, 2, 5]),
-        ({"k": 2.0}, [1 / 2, 4 / 3, 25 / 6]),  # y sigmoid(log y) = y^2 / (1 + y)
-        # slope 2 below and above: squares
-        ({"table": [[0.0, 8.0], [8.0, 8.0]], "radius": 4.0}, [1, 4, 25]),
-        ({"table": [[0.0, 4.0, 0.0, 0.0]], "radius": 1.0}, [1, 4, 25]),
-    ],
-    ids=["softmax", "SigSoftmax", "linear table", "cubic table"],
-)
-def test_literal_values(
-    options: dict[str, Any], numerators: list[float], device: torch.device
-) -> None:
-    """Logits log 1, log 2, log 5."""
-    if "table" in options:
-        options = options | {"table": torch.tensor(options["table"], device=device)}
-    logits = torch.tensor([1.0, 2.0, 5.0], device=device).log().expand(5, 3).contiguous()
-    target = torch.tensor([0, 1, 2, -1, 1], device=device)
-    p = torch.tensor(numerators) / sum(numerators)
-    logits.requires_grad_()
-    log_prob = target_log_softmax(logits, target, **options)
-    torch.testing.assert_close(
-        log_prob.detach().exp().cpu(), torch.stack([p[0], p[1], p[2], torch.tensor(1.0), p[1]])
-    )
-    log_prob.backward(torch.tensor([1.0, 2.0, -3.0, 7.0, 0.0], device=device))
-    one = torch.eye(3)
-    slope = torch.tensor([1.0, 1.0, 1.0])
-    if options.get("k") == 2:
-        slope = 2 - torch.tensor([1 / 2, 2 / 3, 5 / 6])
-    elif options:
-        slope = 2 * slope
-    rows = [one[0] - p, 2 * (one[1] - p), -3 * (one[2] - p), torch.zeros(3), torch.zeros(3)]
-    torch.testing.assert_close(logits.grad.cpu(), torch.stack(rows) * slope)
-    assert not logits.grad[3:].any()
-
-
 @kinds
 def test_distribution(case: MonotoneCase, device: torch.device) -> None:
     """The probabilities of all classes sum to 1."""
@@ -418,24 +381,6 @@ def test_bad_rows_of_16_bits(low: Callable[[Tensor], Tensor], match: str) -> Non
     values = batch.logits, batch.grad, batch.target, batch.grad, *batch.arguments()[2:], True
     with pytest.raises(RuntimeError, match="low: expected None for logits that are not float32"):
         backward_(*values, batch.logits.half())
-
-
-@kinds
-def test_public_function(case: MonotoneCase, device: torch.device) -> None:
-    """The same as the two ops; the table's gradient in the table's dtype; logits stay."""
-    batch = monotone_batch(case, torch.float32).to(device)
-    expected = monotone_gradients(batch)
-    kept = batch.logits.clone()
-    batch.logits.requires_grad_()
-    if batch.table is not None:
-        batch.table.requires_grad_()
-    log_prob = target_log_softmax(*batch.arguments())
-    log_prob.backward(batch.grad)
-    assert torch.equal(log_prob, expected[0])
-    assert torch.equal(batch.logits.grad, expected[2])
-    assert torch.equal(batch.logits, kept)
-    if batch.table is not None:
-        assert torch.equal(batch.table.grad, expected[3].float())
 
 
 def test_log_normalizer_is_not_differentiable(device: torch.device) -> None:
