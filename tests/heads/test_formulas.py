@@ -93,7 +93,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def build(kind: str, *size: int, latent: int = 7, **options: Any) -> Any:
-    """``latent``: features of latent vectors; None where an embedding says how many."""
+    """``latent``: features of latent vectors, unless an embedding says how many."""
     if kind.startswith(MIXED) and "embedding" not in options:
         options["latent_features"] = latent
     return KINDS[kind][0](*(size or (D, V)), **options)
