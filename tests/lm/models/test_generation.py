@@ -146,11 +146,16 @@ def test_a_class_that_is_all_but_certain_is_avoided(
     [(None, None), (1, None), (6, 1.0), (4, 0.6), (None, 0.5), (None, 0.51), (None, 0.01)],
 )
 def test_truncation(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """Against the definition; 0.5 and 0.25 are exact, so that sums meet ``top_p``."""
+    """Against the definition."""
     prob = [0.0625, 0.25, 0.5, 0.0625, 0.0, 0.125]
     log_prob = torch.tensor(prob).log().repeat(20_000, 1)
     words = sample_log_prob(log_prob, random(1), temperature=temperature, top_k=top_k, top_p=top_p)
     check_shares(words, torch.tensor(truncated(prob, temperature, top_k, top_p)))
+
+
+def test_a_sum_that_meets_top_p_is_enough() -> None:
+    """The first of four equal classes is a quarter, without rounding."""
+    assert not sample_log_prob(torch.zeros(100, 4), random(0), top_p=0.25).any()
 
 
 def test_rows_are_independent_and_need_not_be_normalised() -> None:
