@@ -200,7 +200,7 @@ def mark_targets(
         has nothing but classes.
 
     Raises:
-        TypeError: if ``target`` is no tensor.
+        TypeError: if ``target`` is not a tensor.
         ValueError: for another dtype, or an ``ignore_index`` that is not a whole number of 64 bits;
             on the CPU, for a target that is neither in [0, V) nor ``ignore_index``. Under
             torch.compile, under torch.func, and on a GPU, where reading the values would cost a

@@ -97,7 +97,7 @@ def check_exclude(
         least: number of classes that must be left in each row.
 
     Raises:
-        TypeError: if it is no tensor.
+        TypeError: if it is not a tensor.
         ValueError: for another shape or dtype; on a CPU, where values are read, for another value,
             and if fewer classes are left. Elsewhere such a value is none.
     """

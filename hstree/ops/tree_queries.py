@@ -286,12 +286,12 @@ def tree_topk(
         leaf_edge: edge above the leaf of each class, int32 [T, V].
         k: number of classes to return, in [1, V].
         most_scored: number of vectors of ``weight`` and ``class_weight`` that a row may be
-            multiplied with; None: any. The search of a row that is not finished then is given up.
+            multiplied with; None: any. The search of a row that needs more stops.
 
     Returns:
         Log-probabilities [N, k], most probable first, and classes [N, k] int64. Equally probable
         classes are sorted by number; which of them are among the k is undefined. NaN and -1 for a
-        row whose search was given up.
+        row whose search stopped.
 
     Raises:
         RuntimeError: for a wrong shape, dtype, device, number or table.

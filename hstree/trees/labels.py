@@ -94,7 +94,7 @@ def padded_labels(matrix: Any) -> Tensor:
         behind those of a row that has fewer.
 
     Raises:
-        TypeError: if it is no sparse matrix of scipy.
+        TypeError: if it is not a sparse matrix of scipy.
 
     Example:
         >>> import hstree, torch
