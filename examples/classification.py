@@ -133,7 +133,7 @@ class SparseLinear(nn.Module):
 
 
 def clustered_trees(n_trees: int, counts: Tensor, features: Tensor, target: Tensor) -> nn.Module:
-    """Trees that part the labels by the mean features of their rows."""
+    """Trees that cluster the labels by the mean features of their rows."""
     vectors, _ = hstree.trees.label_means(features, target, len(counts))
     return hstree.TreeEnsemble.from_vectors(
         HIDDEN, vectors, frequencies=counts, n_trees=n_trees, sparse=True

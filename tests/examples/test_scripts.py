@@ -70,7 +70,7 @@ def test_as_a_user_runs_it(name: str, tmp_path: Path) -> None:
 
 def test_every_example_is_tested_and_listed() -> None:
     scripts = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert scripts == {*SMALL, "classification"}
+    assert scripts == {*SMALL, "classification", "recommender"}
     assert (
         set(re.findall(r"^\| \[(\w+)\.py\]", (EXAMPLES / "README.md").read_text(), re.M)) == scripts
     )
