@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -124,6 +123,11 @@ def whole(page: str, title: str = "", columns: str = "", rows: Collection[str] =
     return figure
 
 
+def study(page: str, title: str, columns: str) -> Figure:
+    """Some columns of a table of a study, with the names of the classes."""
+    return lambda _: str(renamed(named(page, title).part(columns)))
+
+
 def all_of(page: str, columns: str = "") -> Figure:
     """The tables of a page, or some of their columns, with their titles."""
 
@@ -133,18 +137,43 @@ def all_of(page: str, columns: str = "") -> Figure:
     return lambda _: "\n\n".join(shown(table) for table in tables(page))
 
 
-def share(page: str, title: str, column: str, of: str, to: str) -> Figure:
-    """A cell of a column over another one."""
-
-    def figure(_: str) -> str:
-        table = named(page, title)
-        return f"{number(table.row(of)[column]) / number(table.row(to)[column]):.2f}"
-
-    return figure
-
-
 def bounds(values: Collection[float], form: str) -> str:
     return f"{format(min(values), form)} to {format(max(values), form)}"
+
+
+# ---- one name for one head
+
+HEADS_BY_TITLE = (
+    (r"^softmax", "`Softmax`"),
+    (
+        r"^sampled softmax, ([\d,]+) negatives and the batch's targets",
+        r"`SampledSoftmax`, \1 negatives",
+    ),
+    (
+        r"^sampled softmax, ([\d,]+) negatives",
+        r"`SampledSoftmax`, \1 negatives, `in_batch=False`",
+    ),
+    (r"^forest of (\w+) (trees?), C = [\d,]*\d", r"`ForestSoftmax`, \1 \2"),
+    (r"^(\w+) (trees?), C = [\d,]+, shared leaves", r"`TreeEnsemble`, \1 \2"),
+    (r"^one tree, C = [\d,]+, binary below", "`TreeEnsemble`, one binary tree"),
+    (r"^Forest", "`ForestSoftmax`"),
+    (r"^mixture of (\d+) softmaxes", r"`MixtureOfSoftmaxes`, K = \1"),
+    (r"^adaptive softmax, 1,024 in the head", "`AdaptiveSoftmax`"),
+    (r", weight decay [\d.]+| \(sweep not finished\)", ""),
+)
+"""Titles of the studies, as patterns, and what the documentation calls them."""
+
+
+def renamed(table: Table) -> Table:
+    """A table of a study with the names of the classes in its first column."""
+
+    def name(title: str) -> str:
+        for pattern, new in HEADS_BY_TITLE:
+            title = re.sub(pattern, new, title)
+        return title
+
+    rows = [[name(first), *others] for first, *others in table.rows]
+    return Table(table.heading, table.title, table.header, table.alignment, rows)
 
 
 # ---- figures of several records
@@ -154,18 +183,18 @@ SIZES = (10_000, 33_278, 100_000)
 # Contestants of the training steps, as README calls them, with the trees study's rows.
 ROWS = {
     UNIT: ("`nn.Linear` + `F.cross_entropy`", "softmax"),
-    "softmax": ("`hstree.Softmax`", "softmax"),
+    "softmax": ("`Softmax`", "softmax"),
     "adaptive": ("`nn.AdaptiveLogSoftmaxWithLoss`", "adaptive softmax, 1,024 in the head"),
     "sampled": (
-        "`hstree.SampledSoftmax`",
+        "`SampledSoftmax`, 128 negatives",
         "sampled softmax, 128 negatives and the batch's targets",
     ),
     "forest, sampled": (
-        "`hstree.ForestSoftmax`, 512 negatives",
+        "`ForestSoftmax`, 512 negatives",
         "forest of 4 trees, C = 256, 512 negatives, weight decay 0.1",
     ),
     "trees": (
-        "`hstree.TreeEnsemble`, 4 trees",
+        "`TreeEnsemble`, 4 trees",
         "4 trees, C = 256, shared leaves, weight decay 0.1",
     ),
 }
@@ -197,35 +226,38 @@ def step_share(size: int, name: str) -> float:
 
 def summary(_: str) -> str:
     """Time, memory and perplexity of output layers."""
-
-    def speed(size: int, name: str) -> str:
-        value = 1 / step_share(size, name)
-        return f"{value:.1f}x" if value < 10 else f"{value:.0f}x"
-
-    steps = [contests()[f"training steps, V = {size}"] for size in SIZES]
-    largest = steps[-1]["contestants"]
-    header = ["output layer: speed at", *(f"V = {size:,}" for size in SIZES)]
-    header += [f"memory, V = {SIZES[-1]:,}", "test perplexity"]
+    largest = contests()[f"training steps, V = {SIZES[-1]}"]["contestants"]
+    sizes = (SIZES[0], SIZES[-1])
+    header = ["head", "test perplexity", *(f"time, V = {size:,}" for size in sizes)]
     rows = []
     for name, (label, row) in ROWS.items():
         memory = f"{largest[name]['peak_bytes'] / 2**20:,.0f} MiB"
-        speeds = (speed(size, name) for size in SIZES)
-        rows.append([label, *speeds, memory, f"{perplexity(row):.1f}"])
-    table = Table("", "", header, ["---", *["---:"] * 5], rows)
-    unit = [median(contest["contestants"][UNIT]["seconds"]) for contest in steps]
-    measured = dict.fromkeys(contest["measured"] for contest in steps)
-    draws = "sampled softmax, 512 negatives and the batch's targets, weight decay 0.1"
-    note = (
-        "Speed: training steps of the layer per second (forward, backward, fused AdamW; 512 rows "
-        "of 256 features, one core) as a multiple of the first row's, whose steps take "
-        f"{', '.join(f'{1000 * s:,.0f} ms' for s in unit)}. Memory: what the first step adds to "
-        "the process, gradients and optimizer state included, parameters not. Test perplexity: "
-        "Penn Treebank, V = 10,000, five epochs of a small LSTM, not converged, one to three "
-        "seeds, with a weight decay of 0.1 (forest, 4 trees) or 0.01 (others; with 0.1 a softmax "
-        f"has {perplexity('softmax, weight decay 0.1'):.1f}, a sampled one with 512 negatives "
-        f"{perplexity(draws):.1f}). {'; '.join(measured)}."
-    )
-    return "\n".join([str(table), "", *textwrap.wrap(note, 120, break_on_hyphens=False)])
+        shares = (step_share(size, name) for size in sizes)
+        times = (f"{share:.{2 if share > 0.1 else 3}f}" for share in shares)
+        rows.append([label, f"{perplexity(row):.1f}", *times, memory])
+    header.append(f"memory, V = {sizes[-1]:,}")
+    return str(Table("", "", header, ["---", *["---:"] * 4], rows))
+
+
+def one_line(_: str) -> str:
+    """The loss of a linear layer beside compiled and fused ones, on a CPU and a GPU."""
+    there = contests()[f"training steps, V = {SIZES[-1]}"]["contestants"]
+    rows = []
+    for label, here, gpu in (
+        ("plain", UNIT, "eager"),
+        ("`torch.compile`", "linear, compiled", "compiled"),
+        ("Liger", None, "liger"),
+        ("hstree", "softmax", "softmax"),
+    ):
+        cells = ["not on a CPU", ""]
+        if here is not None:
+            memory = f"{there[here]['peak_bytes'] / 2**20:,.0f} MiB"
+            cells = [f"{step_share(SIZES[-1], here):.2f}", memory]
+        bytes_ = on_gpu()[f"benchmarks/{GPU_SETTINGS[0]}/{gpu}"]["peak_bytes"]
+        time_ = gpu_step(GPU_SETTINGS[0], gpu)
+        rows.append([label, *cells, f"{time_:.2f}", f"{bytes_ / 2**30:.1f} GiB"])
+    header = ["loss", "CPU: time", "CPU: memory", "H200: time", "H200: memory"]
+    return str(Table("", "", header, ["---", *["---:"] * 4], rows))
 
 
 def which_head() -> bytes:
@@ -246,7 +278,7 @@ def which_head() -> bytes:
 
 def heads(old: str) -> str:
     """The table of heads with its figures: rows of heads that were timed get those of their record,
-    by the last name in the first cell; the others stay."""
+    by the last name in the first cell, before the formula in the last one; the others stay."""
     by_name = {
         of: [
             *(f"{times_of(name, of, FLAT, what):.2f}" for what in ("seconds", "peak_bytes")),
@@ -259,24 +291,24 @@ def heads(old: str) -> str:
     for line in old.strip().splitlines():
         first, *_ = cells = line.strip("| ").split(" | ")
         key = (re.findall(r"`([^`]+)`", first) or [""])[-1].replace("F.cross_entropy", FLAT)
-        lines.append(f"| {' | '.join([*cells[:2], *by_name[key]])} |" if key in by_name else line)
+        if key in by_name:
+            line = f"| {' | '.join([first, *by_name[key], cells[-1]])} |"
+        lines.append(line)
     return "\n".join(lines)
 
 
 def quality(_: str) -> str:
-    """Rows of the trees study, under the names of the pages."""
-    table = str(named("trees-study.md", "Results").only(QUALITY_ROWS).part(QUALITY))
-    return table.replace("shared leaves", "two levels")
+    """Rows of the trees study."""
+    return str(renamed(named("trees-study.md", "Results").only(QUALITY_ROWS).part(QUALITY)))
 
 
 DECODING = ("decoding, N = 1", "decoding, N = 32")
 DECODING_ROWS = {
-    "softmax": "softmax",
-    "C = 256, T = 4 (default)": "4 trees of two levels (default)",
-    "C = 256, T = 1": "one tree of two levels",
-    "C = 256, binary below, T = 4": "4 trees, binary below the root",
-    "binary, T = 1": "one binary tree",
-    "binary, T = 8, S = D / 2": "8 binary trees over D / 2 features",
+    "softmax": "`Softmax`",
+    "C = 256, T = 4 (default)": "`TreeEnsemble`, 4 trees (default)",
+    "C = 256, T = 1": "`TreeEnsemble`, one tree",
+    "C = 256, binary below, T = 4": "`TreeEnsemble`, 4 trees, binary below the root",
+    "binary, T = 1": "`TreeEnsemble`, one binary tree",
 }
 
 
@@ -300,6 +332,47 @@ def decoding_costs(_: str) -> str:
 def all_classes(_: str) -> str:
     trees, softmax = "C = 256, T = 4 (default): all classes", "softmax: all classes"
     return bounds([times_of(name, trees, softmax) for name in DECODING], ".2f")
+
+
+def forest_price(_: str) -> str:
+    """How much higher the perplexity of a forest over all classes is, after long training."""
+    rows = named("transformer-study.md", "After 10,000 steps")
+    forest, softmax = (number(rows.row(name)["valid"]) for name in (EVERY, "softmax"))
+    return f"{forest / softmax - 1:.0%}"
+
+
+LABEL_ROWS = {
+    "linear": "`nn.Linear`",
+    "adaptive": "`AdaptiveSoftmax`",
+    "sampled-512": "`SampledSoftmax`, 512 negatives",
+    "sampled-2048": "`SampledSoftmax`, 2,048 negatives",
+    "trees": "`TreeEnsemble.from_counts`, 4 trees",
+    "clustered-tree": "`TreeEnsemble.from_vectors`, one tree",
+    "clustered-trees": "`TreeEnsemble.from_vectors`, 4 trees",
+}
+
+
+def beside_napkin(_: str) -> str:
+    """Precision of heads and of napkinXC with both kinds of words, in equal time."""
+    topics, own = (named("recommenders.md", kind) for kind in ("by the topics", "of each label"))
+    rows = []
+    for name, *_ in topics.rows:
+        first, second = (table.row(name.strip("`")) for table in (topics, own))
+        precision = (row["precision@1"] for row in (first, second))
+        rows.append([name, *precision, first["PSP@5"], first["ms a row"]])
+    header = ["head", "precision@1, topics", "own words", "PSP@5, topics", "ms a row"]
+    return str(Table("", "", header, ["---"] + ["---:"] * 4, rows))
+
+
+def labels(_: str) -> str:
+    """Precision of heads with 100,000 labels, one and five a row, in equal time."""
+    five, one = (named("classification.md", f"100,000 labels, {n}") for n in ("five", "one"))
+    rows = []
+    for name, label in LABEL_ROWS.items():
+        precision = (table.row(name)["precision@1"] for table in (five, one))
+        rows.append([label, *precision, one.row(name)["peak MiB"]])
+    header = ["head", "precision@1, five labels", "one label", "peak MiB"]
+    return str(Table("", "", header, ["---"] + ["---:"] * 3, rows))
 
 
 def one_dnn(_: str) -> str:
@@ -360,7 +433,8 @@ def gpu_steps(_: str) -> str:
         [CONTESTANTS[name].title, *(cell(setting, name) for setting in GPU_SETTINGS)]
         for name in GPU_ROWS
     ]
-    return str(Table("", "", ["output layer", *header], ["---"] + ["---:"] * 3, rows))
+    table = str(Table("", "", ["output layer", *header], ["---"] + ["---:"] * 3, rows))
+    return table.replace("`hstree.", "`").replace(" and the batch's targets", "")
 
 
 def tree_rates(_: str) -> str:
@@ -389,46 +463,31 @@ def _lab(page: str, title: str = "", columns: str = "") -> Figure:
     return whole(f"laboratory/{page}.md", title, columns)
 
 
-def plif_ranks(_: str) -> str:
-    """Press ranks by the rule that moves the slopes, and how far it moves them."""
-    record = json.loads((RESULTS / "laboratory" / "plif-rank.json").read_text())
-    intervals = ("1000", "10000", "100000")
-    fresh = {str(row["intervals"]): row["press_rank"] for row in record["fresh"]}
-    rows = [["fresh, on the logits of the softmax", *(f"{fresh[k]:,}" for k in intervals), "0"]]
-    for kind, ranks in record["trained"].items():
-        run = f"{kind.replace(', ', '-').replace(' ', '-')}-intervals={intervals[-1]}-seed=1"
-        moved = f"{record['moved'][run]:.2g}"
-        rows.append([kind, *(f"{ranks[k]:,}" for k in intervals), moved])
-    header = ["slopes", *(f"K = {int(k):,}" for k in intervals), "v moved by"]
-    return str(Table("", "", header, ["---"] + ["---:"] * 4, rows))
-
-
 PAIRS = "models | difference of means | 95% interval | Welch p | Welch p, Holm"
-HEADS = "model | test | p | Press rank | rank, 0.0001"
 EFFECTIVE = " | ".join(
     f"effective rank, epsilon {epsilon}" for epsilon in ("0.001", "0.0001", "1e-05")
 )
-JACOBIAN = "layer | experts | zero | above 0.01 of largest"
 MODES = "Mode matching (% of contexts), alpha = 0.1,"
 CORRELATION = "laboratory/correlation.md", "", "all points"
 WITHIN_SEEDS = "laboratory/gss-rates/correlation.md", "", "all points"
 LABORATORY: dict[str, Figure] = {
     "function slope": cell("laboratory/function.md", "Function", "plif", "slope of the best line"),
     "function deviation": cell("laboratory/function.md", "Function", "plif", "SD from that line"),
-    "PLIF start, softmax": cell("laboratory/plif-start.md", "", "softmax", "test"),
     "PLIF start, random": cell("laboratory/plif-start.md", "", "plif, slope_std=1.0", "test"),
     "PLIF start, equal": cell("laboratory/plif-start.md", "", "plif, slope_std=0.0", "test"),
     "trees, mean": cell("laboratory/tree.md", "", "mean of the trees' losses", "loss", ".2f"),
     "trees, mixture": cell("laboratory/tree.md", "", "mixture with equal weights", "loss", ".2f"),
-    "synthetic": _lab("synthetic", MODES, "head | D=4 | D=8 | D=16 | D=32"),
-    "jacobian": _lab("jacobian", columns=JACOBIAN),
+    "softmax modes": cell("laboratory/synthetic.md", MODES, "softmax", "D=8"),
+    "PLIF modes": cell("laboratory/synthetic.md", MODES, "plif", "D=8"),
+    "dense zeros": cell("laboratory/jacobian.md", "", "dense", "zero"),
+    "mixture zeros": lambda _: next(
+        row[5] for row in named("laboratory/jacobian.md").rows if row[1] == "16"
+    ),
     "ranks": _lab("rank", columns=f"matrix | Press rank | {EFFECTIVE}"),
-    "PLIF ranks": plif_ranks,
     "grid correlation": cell(*CORRELATION, "Pearson"),
     "rates correlation": cell(*WITHIN_SEEDS, "Pearson"),
     "rates interval": cell(*WITHIN_SEEDS, "95% interval"),
     "tuned differences": _lab("significance-tuned/significance", "Unpaired", PAIRS),
-    "heads study": _lab("study-heads", columns=HEADS),
 }
 
 # ---- the places
@@ -444,26 +503,17 @@ def _transformer(steps: str, row: str, column: str = "valid") -> Figure:
     return cell("transformer-study.md", f"After {steps} steps", row, column)
 
 
-def _tied(row: str) -> Figure:
-    rows = {"forest": FOREST, "trees": TREES, "softmax": "softmax"}
-    title = f"{rows[row]}, tied, weight decay 0.1" + " (sweep not finished)" * (row == "softmax")
-    return lambda _: f"{perplexity(title):.1f}"
-
-
 def _labels(title: str, row: str) -> Figure:
     return cell("classification.md", title, row, "precision@1")
 
 
-QUALITY = "head | valid | test | head step | parameters"
+QUALITY = "head | test | valid | head step | parameters"
 QUALITY_ROWS = (
     "softmax",
-    "softmax, weight decay 0.1",
     f"{SAMPLED}, weight decay 0.1",
     f"{FOREST}, weight decay 0.1",
-    f"{FOREST}{TAIL}, weight decay 0.1",
     f"{EVERY}, weight decay 0.1",
     f"{TREES}, weight decay 0.1",
-    TREES,
     "one tree, C = 256, shared leaves",
     "one tree, C = 256, binary below",
     "mixture of 5 softmaxes, weight decay 0.1",
@@ -473,7 +523,19 @@ QUALITY_ROWS = (
     f"{FOREST}, tied, weight decay 0.1",
     f"{TREES}, tied, weight decay 0.1",
 )
-CURVES = "head | time 1,000 | time 4,000 | time 16,000 | step"
+CHANGES = (
+    "Copies of one tree instead of one",
+    "Copies over different halves of the features",
+    "Four different trees instead of one",
+    "Eight trees over halves, parameters of four",
+    "A learned gate for four trees",
+    "Four clustered trees instead of a softmax",
+    "Forest of four trees instead of a softmax",
+    "Forest: 16 trees instead of four",
+    "Forest: copies of one tree instead",
+    "Forest: random clusters instead of learned ones",
+)
+CURVES = "head | time 16,000 | time 4,000 | time 1,000 | step"
 SCREEN = "chosen: R = 288, int4, n = 256"
 BEST_WORD = (
     " | V = 49,152, D = 576, N = 1 | V = 262,144, D = 640, N = 1 | V = 128,256, D = 4,096, N = 1"
@@ -490,51 +552,38 @@ SCREENED_ROWS = (
     "no contexts: R = 576, int4, n = 256",
 )
 README: dict[str, Figure] = {
-    "summary": summary,
-    "model classes": model_classes,
-    "forest step": _transformer("1,600", FOREST, "step / softmax"),
-    "forest 1,600": _transformer("1,600", FOREST),
-    "softmax 1,600": _transformer("1,600", "softmax"),
-    "forest 10,000": _transformer("10,000", FOREST),
-    "softmax 10,000": _transformer("10,000", "softmax"),
-    "full forest 10,000": _transformer("10,000", EVERY),
+    "one line": one_line,
+    "sampled step": _transformer("10,000", SAMPLED, "step / softmax"),
     "sampled 10,000": _transformer("10,000", SAMPLED),
-    "forest tail": _transformer("10,000", FOREST + TAIL),
-    "sampled tail": _transformer("10,000", SAMPLED + TAIL),
+    "softmax 10,000": _transformer("10,000", "softmax"),
     "gpu sampled": lambda _: f"{gpu_step(GPU_SETTINGS[0], 'sampled'):.2g}",
-    "gpu trees": lambda _: f"{gpu_step(GPU_SETTINGS[0], 'leaves'):.2g}",
-    "full forest": lambda _: f"{perplexity(f'{EVERY}, weight decay 0.1'):.1f}",
-    "tied forest": _tied("forest"),
-    "tied trees": _tied("trees"),
-    "tied softmax": _tied("softmax"),
-    "best words": cell("screened.md", "SmolLM2", SCREEN, "best word", ".1%"),
-    "screened time": cell("screened.md", "SmolLM2", SCREEN, "time / float32, N = 1"),
-    "all classes": all_classes,
-    "labels sampled": _labels("10,000 labels, one", "sampled-2048"),
-    "labels linear": _labels("10,000 labels, one", "linear"),
-    "labels trees": _labels("10,000 labels, one", "clustered-trees"),
-    "labels time": share(
-        "classification.md", "10,000 labels, one", "ms a step", "sampled-2048", "linear"
-    ),
-    "many labels sampled": _labels("100,000 labels, one", "sampled-2048"),
-    "many labels tree": _labels("100,000 labels, one", "clustered-tree"),
+    "greedy": cell("generation.md", "SmolLM2", "accelerate_lm_head(model, tokens)", "greedy"),
     "five labels sampled": _labels("100,000 labels, five", "sampled-512"),
     "five labels tree": _labels("100,000 labels, five", "clustered-tree"),
+    "growth": lambda _: f"{times_of('growth, T = 1', 'V = 1000000', 'V = 1000'):.1f}",
+    "all classes": all_classes,
+    "full forest": lambda _: f"{perplexity(f'{EVERY}, weight decay 0.1'):.1f}",
+    "PTB softmax": lambda _: f"{perplexity('softmax'):.1f}",
+    "forest price": forest_price,
 }
 DOCS: dict[str, Figure] = {
     "oneDNN": one_dnn,
+    "model classes": model_classes,
+    "napkinXC": beside_napkin,
+    "labels": labels,
+    "summary": summary,
     "quality": quality,
-    "large vocabulary": whole("large-vocabulary.md", "by training time", CURVES),
+    "large vocabulary": study("large-vocabulary.md", "by training time", CURVES),
     "dense embedding": study_times("sampled-in-batch-dense"),
     "adaptive step": study_times("adaptive"),
     "decoding": decoding_costs,
     "screened": whole("screened.md", "SmolLM2", SCREENED, SCREENED_ROWS),
-    "ensemble changes": whole("randomized.md", "Change of"),
+    "ensemble changes": lambda _: str(renamed(named("randomized.md", "Change of").only(CHANGES))),
     "gpu": gpu_steps,
     "gpu screened": whole("gpu.md", "The best word", BEST_WORD),
     "heads": heads,
-    "transformer": all_of(
-        "transformer-study.md", "head | valid | seeds | step / softmax | parameters"
+    "transformer": study(
+        "transformer-study.md", "After 10,000 steps", "head | valid | step / softmax | parameters"
     ),
     "lm_head": all_of("lm_head.md"),
     "gensim 400": visits("gensim", 400),
@@ -543,7 +592,6 @@ DOCS: dict[str, Figure] = {
     "fastText 100": visits("fasttext", 100),
     "generation": all_of("generation.md"),
     "shapes": whole("trees-study.md", "of trees with shared leaves"),
-    "tied shapes": whole("trees-study.md", "of tied trees"),
     "tree rates": tree_rates,
     "half of the features": lambda _: named("subset-sizes.md").rows[1][-1].partition(" /")[0],
     "a quarter": lambda _: named("subset-sizes.md").rows[0][-1].partition(" /")[0],

@@ -16,7 +16,6 @@ VERSION = re.compile(r"\b(?:torch|Python|CUDA|transformers|TRL|presets) \d+(?:[.
 # Numbers with a point that are no measurements of this project: settings, versions, thresholds,
 # what others published, and examples.
 OTHER = {
-    "README.md": "2.11",
     "benchmarks.md": "0.01 0.1",
     "decoding.md": "0.998",
     "gpu.md": "8.0",
@@ -27,7 +26,8 @@ OTHER = {
     "start.md": "71.1",
     "training.md": "90% 5% 17.5 0.03",
     "transformers.md": "5.24",
-    "trees.md": "0.008 0.002 0.3",
+    "recommenders.md": "0.75",
+    "trees.md": "0.3",
 }
 
 
@@ -90,8 +90,26 @@ def test_tables_are_those_of_the_page() -> None:
         table.row("no such head")
 
 
+def test_a_head_has_one_name() -> None:
+    old = [
+        "softmax, weight decay 0.1",
+        f"{figures.SAMPLED}{figures.TAIL}",
+        "sampled softmax, 1,024 negatives",
+        f"{figures.FOREST}, tied, weight decay 0.1",
+        figures.TREES,
+    ]
+    table = figures.Table("", "", ["head", "valid"], [], [[title, "1"] for title in old])
+    assert figures.renamed(table).rows == [
+        ["`Softmax`", "1"],
+        ["`SampledSoftmax`, 512 negatives, all classes in the last tenth", "1"],
+        ["`SampledSoftmax`, 1,024 negatives, `in_batch=False`", "1"],
+        ["`ForestSoftmax`, 4 trees, 512 negatives, tied", "1"],
+        ["`TreeEnsemble`, 4 trees", "1"],
+    ]
+
+
 def test_rows_of_heads_get_the_figures_of_their_record() -> None:
-    row = "| `{}` | f(l) | {} |".format
+    row = "| `{}` | {} | f(l) |".format
     old = [row("PLIF`, `plif", "9 | 9 | 9 M"), row("X`, `no-such-head", "1 | 2 | 3 M")]
     (cells,) = (row for row in named("cpu.md", "heads").rows if row[0] == "plif")
     memory = figures.times_of("heads", "plif", figures.FLAT, "peak_bytes")

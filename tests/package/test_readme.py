@@ -27,13 +27,21 @@ def test_the_snippets_run_as_pasted() -> None:
     snippets = re.findall(
         r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL
     )
-    deferred: dict[str, Any] = {}
-    trees: dict[str, Any] = {}
-    for snippet, names in zip(snippets, (deferred, trees), strict=True):
+    assert len(snippets) == 2
+    names: dict[str, Any] = {}
+    for snippet in snippets:
         exec(snippet, names)
-        assert names["loss"].isfinite()
-    assert deferred["model"][1].weight.grad.any()
-    assert trees["classes"].shape == (32, 10)
+    assert names["loss"].isfinite()
+    assert names["layer"].weight.grad.any()
+    assert names["head"].weight.grad.any()
+    assert names["classes"].shape == (32, 10)
+
+
+def test_the_first_page_is_short() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 90
+    prose = re.sub(r"^\|.*$", "", text, flags=re.M)
+    assert len(re.findall(r"begin -->[^|\n]+<!--", prose)) <= 3  # measured numbers
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(
     r"(?:^<!-- (?P<note>(?:(?!-->).)*?) -->\n)?^```python\n(?P<code>.*?)^```$", re.M | re.S
 )
-SLOW = {"cookbook.md", "moving.md", "transformers.md"}  # more than three seconds
+SLOW = {"cookbook.md", "moving.md", "recommenders.md", "transformers.md"}  # more than three seconds
 OF_RECIPES = re.compile("file: |after: |before: ")
 NOT_RUN = re.compile(r"(not run|torchrun): .+", re.S)
 
