@@ -575,7 +575,6 @@ DOCS: dict[str, Figure] = {
     "quality": quality,
     "large vocabulary": study("large-vocabulary.md", "by training time", CURVES),
     "dense embedding": study_times("sampled-in-batch-dense"),
-    "adaptive step": study_times("adaptive"),
     "decoding": decoding_costs,
     "screened": whole("screened.md", "SmolLM2", SCREENED, SCREENED_ROWS),
     "ensemble changes": lambda _: str(renamed(named("randomized.md", "Change of").only(CHANGES))),

@@ -38,6 +38,12 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert missing == []
 
 
+def test_tables_fit_into_a_page() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        rules = re.findall(r"^\|(?: :?-+:? \|)+$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert all(rule.count("|") <= 6 for rule in rules), page.name  # five columns
+
+
 @pytest.mark.parametrize("name", ["guarantees.md", "integrations.md"])
 def test_every_promise_has_a_test(name: str) -> None:
     page = (ROOT / "docs" / name).read_text(encoding="utf-8").partition("## How it is tested")[0]
