@@ -222,6 +222,13 @@ def test_a_mask_has_three_values(device: torch.device) -> None:
             PATH.backward(batch, saved, mask)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_sums_have_their_dtype_on_the_meta_device(dtype: torch.dtype) -> None:
+    batch = PATH.batch(SMALL, dtype)
+    meta = PATH.log_prob(batch.to(torch.device("meta")))
+    assert (meta.dtype, meta.shape) == (PATH.log_prob(batch).dtype, (SMALL.rows, SMALL.trees))
+
+
 def test_frozen_weights_ask_for_no_gradient(device: torch.device) -> None:
     batch = PATH.batch(USUAL, torch.float32).to(device)
     asked: list[tuple[bool, ...]] = []
