@@ -54,7 +54,7 @@ FLAT: dict[str, dict[str, Any]] = {
         "negatives": None,
         **DRAWS,
     },
-    "sampled": {"negatives": 128, **DRAWS},
+    "sampled": {"negatives": "batch", **DRAWS},
 }
 OPTIONS = {name: {**own, **OF_FLAT_HEADS, **OF_EVERY_HEAD} for name, own in FLAT.items()}
 OPTIONS["adaptive"] = {"cutoffs": None, "div_value": 4.0, "order": None, **OF_EVERY_HEAD}

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import hstree
 
@@ -23,6 +24,8 @@ import torch
 torch.version.cuda, torch.version.hip = {cuda!r}, {hip!r}
 """
 OPERATORS = """
+import torch
+
 import hstree
 from hstree._extension import CPU_OPERATORS
 
@@ -40,6 +43,8 @@ except RuntimeError as error:
 print(torch.ops.hstree.feature_gather(input, index).tolist())
 """
 WITHOUT = """
+import torch
+
 import hstree
 names = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
 print([name for name in names if name.startswith("hstree::")])
@@ -63,6 +68,7 @@ def run(code: str, folder: Path, *, cuda: str | None = None, hip: str | None = N
     return shown.stdout.splitlines()
 
 
+CAPABILITY = torch.ops.hstree.cpu_capability()
 REASON = f"CPU only: {hstree.build_info().cpu_only}"
 FIX = "; fix: with the CUDA 14.1 toolkit on PATH, in a clone: HSTREE_CUDA=1 pip install "
 
@@ -73,7 +79,7 @@ def test_torch_with_cuda(tmp_path: Path) -> None:
     assert error.startswith(expected)
     assert result == "[[[1.0, 1.0]]]"
     assert version.startswith(f"hstree {hstree.__version__} (torch ")
-    assert f"), {REASON}{FIX}" in version
+    assert f"), CPU kernels for {CAPABILITY}, {REASON}{FIX}" in version
 
 
 def test_rocm(tmp_path: Path) -> None:
@@ -85,4 +91,4 @@ def test_torch_without_cuda(tmp_path: Path) -> None:
     """Nothing is registered for CUDA, and nothing is to be fixed."""
     names, version = run(WITHOUT + VERSION, tmp_path)
     assert names == "[]"
-    assert version.endswith(f"), {REASON}")
+    assert version.endswith(f"), CPU kernels for {CAPABILITY}, {REASON}")
