@@ -24,8 +24,6 @@ import torch
 torch.version.cuda, torch.version.hip = {cuda!r}, {hip!r}
 """
 OPERATORS = """
-import torch
-
 import hstree
 from hstree._extension import CPU_OPERATORS
 
@@ -43,8 +41,6 @@ except RuntimeError as error:
 print(torch.ops.hstree.feature_gather(input, index).tolist())
 """
 WITHOUT = """
-import torch
-
 import hstree
 names = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
 print([name for name in names if name.startswith("hstree::")])
