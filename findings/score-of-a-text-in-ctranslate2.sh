@@ -44,7 +44,8 @@ spec.validate()
 Path("model").mkdir()
 spec.save("model")
 model = ctranslate2.Generator("model")
-for options in ({}, {"length_penalty": 0}, {"sampling_topk": 5, "sampling_temperature": 2.0}, {"repetition_penalty": 1.5}):
+drawn = {"sampling_topk": 5, "sampling_temperature": 2.0}
+for options in ({}, {"length_penalty": 0}, drawn, {"repetition_penalty": 1.5}):
     prompt = ["<s>", "t3"]
     found = model.generate_batch(
         [prompt], max_length=8, return_scores=True, include_prompt_in_result=False, **options
@@ -52,7 +53,7 @@ for options in ({}, {"length_penalty": 0}, {"sampling_topk": 5, "sampling_temper
     text = found.sequences[0]
     log_prob = np.array(model.score_batch([prompt + text])[0].log_probs)[1:]
     score = found.scores[0]
-    print(options, f"{len(text)} tokens: score {score:.4f} sum {log_prob.sum():.4f} mean {log_prob.mean():.4f}")
+    print(options, len(text), "tokens: score", score, "sum", log_prob.sum(), "mean", log_prob.mean())
     expected = log_prob.sum() if "length_penalty" in options else log_prob.mean()
     assert len(text) == 8 and (abs(score - expected) < 1e-3) == ("repetition_penalty" not in options)
 END
