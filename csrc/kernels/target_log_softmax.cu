@@ -41,22 +41,25 @@ class MemoryRow {
     double sum[RowThreads / 32];
   };
 
-  // bias: may be null. out: may be x, in 16 bits too, where it takes the first half of the memory of the row.
-  __device__ MemoryRow(const S* x, const S* bias, Out* out, int64_t classes, Scratch* scratch)
+  // bias: may be null. chosen: the logit of the target, with its own bias; target -1: none. out: may be x, in 16
+  // bits too, where it takes the first half of the memory of the row.
+  __device__ MemoryRow(const S* x, const S* bias, int64_t target, S chosen, Out* out, int64_t classes,
+                       Scratch* scratch)
       : x_(x),
         bias_(bias),
+        target_(target),
+        chosen_(chosen),
         out_(out),
         classes_(classes),
         aligned_(aligned_to_16(x)),
         out_aligned_(aligned_to_16(out)),
         scratch_(scratch) {}
   __device__ MemoryRow(const S* x, int64_t classes, Scratch* scratch)
-      : MemoryRow(x, nullptr, nullptr, classes, scratch) {}
+      : MemoryRow(x, nullptr, -1, S(0), nullptr, classes, scratch) {}
   static __device__ __forceinline__ int64_t first() {
     return int64_t(blockIdx.x) * rows + threadIdx.x / RowThreads;
   }
   static __device__ __forceinline__ int thread() { return threadIdx.x % RowThreads; }
-  __device__ __forceinline__ S at(int64_t v) const { return x_[v] + (bias_ == nullptr ? S(0) : bias_[v]); }
   template <typename Step>
   __device__ __forceinline__ void each(const Step& step) const {
     pass<false>(step);
@@ -103,6 +106,10 @@ class MemoryRow {
       for (int k = 0; k < group; ++k) value[k] = next[k];
       load(begin + width, next);
       add_bias(bias_, begin, classes_, value);
+      if (begin <= target_ && target_ < begin + group) {
+#pragma unroll
+        for (int k = 0; k < group; ++k) value[k] = begin + k == target_ ? chosen_ : value[k];
+      }
       step(begin, value);
       if constexpr (Writes) {
         const int64_t i = begin / width;
@@ -140,6 +147,8 @@ class MemoryRow {
   }
   const S* x_;
   const S* bias_;
+  int64_t target_;
+  S chosen_;
   Out* out_;
   int64_t classes_;
   bool aligned_, out_aligned_;
@@ -183,13 +192,6 @@ class RegisterRow {
   int classes_;
   S value_[accesses][group];
 };
-
-template <typename S>
-using ForwardBlock = MemoryRow<S, 512, 512>;
-template <typename S, int Threads, typename Out>
-using BackwardBlock = MemoryRow<S, Threads, Threads, Out>;
-template <typename S, typename Out>
-using BackwardWarp = MemoryRow<S, 32, 256, Out>;
 
 // log sum_v exp f(x_v) of a row as two terms: shift = f(max x) and the log of sum.
 template <typename S>
@@ -339,7 +341,7 @@ constexpr double large_normalizer = 64;
 // out[r, v] = g f'(x[r, v]), g = grad_log_prob[r] ([v = target[r]] - p),
 //   p = exp(f(x[r, v]) - log_normalizer[r])
 // sums[j, m] = sum of g * w_m over the logits of interval j, w_m as at piecewise_backward_kernel, if f has a table
-// logits x [R, V], to which bias [V] is added unless it is null, grad_log_prob, log_normalizer [R] of one type S,
+// logits x [R, V], to which bias [V] is added, or target_bias [V] to that of the target, unless null, grad_log_prob, log_normalizer [R] of one type S,
 //   float32 or float64; target [R] int64; table [K, Width] S; contiguous; out [R, V] of Row::Result, which is S or
 //   has 16 bits: other rows of contiguous numbers, or the memory of the logits, row by row. F: the function f.
 //   workspace: zero except for largest, which largest_row_grad_kernel wrote; ignored without a table.
@@ -358,22 +360,24 @@ constexpr double large_normalizer = 64;
 template <typename S, typename F, typename Row>
 __global__ void __launch_bounds__(Row::threads, wide_threads<S> / Row::threads)
     target_log_softmax_backward_kernel(F function, MonotoneSizes sizes, MonotoneBackward tensors,
-                                       const S* logits, const S* bias, typename Row::Result* out,
-                                       int64_t out_stride, SumWorkspace workspace, Window window) {
+                                       const S* logits, const S* bias, const S* target_bias,
+                                       typename Row::Result* out, int64_t out_stride, SumWorkspace workspace,
+                                       Window window) {
   constexpr int group = group_size<S>;
   using Sums = TableSums<S, F, Row::threads>;
   __shared__ typename Row::Scratch scratch;
   __shared__ typename Sums::Scratch sum_scratch;
   Sums sums(workspace, window, 2.0 * static_cast<double>(sizes.rows));
   for (int64_t r = Row::first(); r < sizes.rows; r += int64_t(gridDim.x) * Row::rows) {
-    Row row(logits + r * sizes.stride, bias, out + r * out_stride, sizes.classes, &scratch);
     const int64_t target = tensors.target[r];
     const S grad = static_cast<const S*>(tensors.grad_log_prob)[r];
     const bool known = tensors.log_normalizer != nullptr, is_class = target >= 0 && target < sizes.classes;
+    const S* x = logits + r * sizes.stride;
+    const S chosen = is_class ? x[target] + (target_bias == nullptr ? S(0) : target_bias[target]) : S(0);
+    Row row(x, bias, target, chosen, out + r * out_stride, sizes.classes, &scratch);
     S shift = known ? static_cast<const S*>(tensors.log_normalizer)[r] : S(0), rest = 0;
     S normalizer = is_class ? shift : S(NAN), log_prob = target == ignored_row ? S(0) : S(NAN);
     if (is_class && (!known || shift > large_normalizer || shift < -large_normalizer) && shift - shift == 0) {
-      const S chosen = row.at(target);
       const ExpSum<S> all = exp_sum<S>(function, row);
       shift = all.shift;
       rest = logarithm(static_cast<S>(all.sum));
@@ -437,7 +441,8 @@ void target_log_softmax(ScalarType type, const LogitFunction& function, const Mo
   if (sizes.rows == 0) return;
   dispatch_wide(type, [&](auto tag) {
     using S = typename decltype(tag)::type;
-    with_row<S, RegisterRow<S>, ForwardBlock<S>, ForwardBlock<S>>(sizes, [&](auto row) {
+    using Block = MemoryRow<S, 512, 512>;
+    with_row<S, RegisterRow<S>, Block, Block>(sizes, [&](auto row) {
       using Row = typename decltype(row)::type;
       with_function<S>(function, [&](auto f) {
         launch(target_log_softmax_kernel<S, decltype(f), Row>, grid_size(divide_up(sizes.rows, Row::rows)),
@@ -454,8 +459,8 @@ int64_t monotone_workspace_bytes(const LogitFunction& function) {
 
 void target_log_softmax_backward(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
                                  const MonotoneBackward& tensors, void* logits, const void* bias,
-                                 const LowRows& low, void* workspace, double* grad_table,
-                                 cudaStream_t stream) {
+                                 const void* target_bias, const LowRows& low, void* workspace,
+                                 double* grad_table, cudaStream_t stream) {
   if (sizes.rows == 0) return;
   dispatch_wide(type, [&](auto tag) {
     using S = typename decltype(tag)::type;
@@ -470,8 +475,9 @@ void target_log_softmax_backward(ScalarType type, const LogitFunction& function,
     const auto run_into = [&](auto f, auto* out, int64_t out_stride) {
       using F = decltype(f);
       using Out = std::remove_pointer_t<decltype(out)>;
-      using Block = BackwardBlock<S, row_threads<S, F>, Out>;
-      with_row<S, BackwardWarp<S, Out>, Block, BackwardBlock<S, wide_threads<S>, Out>>(sizes, [&](auto row) {
+      constexpr int some = row_threads<S, F>, many = wide_threads<S>;
+      using Block = MemoryRow<S, some, some, Out>;
+      with_row<S, MemoryRow<S, 32, 256, Out>, Block, MemoryRow<S, many, many, Out>>(sizes, [&](auto row) {
         using Row = typename decltype(row)::type;
         int64_t blocks = divide_up(sizes.rows, Row::rows);
         Window window;
@@ -481,7 +487,8 @@ void target_log_softmax_backward(ScalarType type, const LogitFunction& function,
         }
         launch(target_log_softmax_backward_kernel<S, F, Row>, grid_size(blocks), Row::threads,
                window.bytes(function), stream, f, sizes, tensors, static_cast<const S*>(logits),
-               static_cast<const S*>(bias), out, out_stride, sums, window);
+               static_cast<const S*>(bias), static_cast<const S*>(target_bias), out, out_stride, sums,
+               window);
       });
     };
     const auto run = [&](auto f) {

@@ -46,13 +46,13 @@ struct LowRows {
   ScalarType type = ScalarType::bfloat16;  // or float16
 };
 
-// logits [R, V], to which bias [V] is added unless it is null, and low [R, V], for logits in float32: the gradient with respect to them is rounded to low if
+// logits [R, V], to which bias [V] is added, or target_bias [V] to that of the target, unless null, and low [R, V], for logits in float32: the gradient with respect to them is rounded to low if
 // that is given, and replaces the logits otherwise. grad_table: float64, shape of the table,
 // zero-filled if rows is 0, otherwise arbitrary; null if not needed. workspace: monotone_workspace_bytes,
 // zero-filled, aligned to 8 bytes. Without a table or grad_table, both are ignored.
 void target_log_softmax_backward(ScalarType type, const LogitFunction& function, const MonotoneSizes& sizes,
                                  const MonotoneBackward& tensors, void* logits, const void* bias,
-                                 const LowRows& low, void* workspace, double* grad_table,
-                                 cudaStream_t stream);
+                                 const void* target_bias, const LowRows& low, void* workspace,
+                                 double* grad_table, cudaStream_t stream);
 
 }  // namespace hstree

@@ -120,12 +120,12 @@ inline Tensor checked_row_values(const MonotoneArguments& arguments, const char*
 }
 
 // bias: [V], dtype and device of logits; returned contiguous.
-inline std::optional<Tensor> checked_bias(const MonotoneArguments& arguments,
+inline std::optional<Tensor> checked_bias(const MonotoneArguments& arguments, const char* name,
                                           const std::optional<Tensor>& bias) {
   if (!bias) return std::nullopt;
-  check_dim(arguments.op, "bias", *bias, 1, "[V]");
-  check_size(arguments.op, "bias", *bias, 0, arguments.classes(), "classes of logits");
-  check_like(arguments.op, "bias", *bias, "logits", arguments.logits);
+  check_dim(arguments.op, name, *bias, 1, "[V]");
+  check_size(arguments.op, name, *bias, 0, arguments.classes(), "classes of logits");
+  check_like(arguments.op, name, *bias, "logits", arguments.logits);
   return torch::stable::contiguous(*bias);
 }
 

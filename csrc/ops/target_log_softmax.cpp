@@ -55,12 +55,10 @@ Tensor target_log_softmax_backward_cpu(const Tensor& logits, const Tensor& grad_
   return grad_table;
 }
 
-std::tuple<Tensor, Tensor> target_log_softmax_gradient_cpu(const Tensor& logits, const Tensor& grad_log_prob,
-                                                           const Tensor& target, double c, double k,
-                                                           const std::optional<Tensor>& table, double radius,
-                                                           bool table_gradient,
-                                                           const std::optional<Tensor>& low,
-                                                           const std::optional<Tensor>& bias) {
+std::tuple<Tensor, Tensor> target_log_softmax_gradient_cpu(
+    const Tensor& logits, const Tensor& grad_log_prob, const Tensor& target, double c, double k,
+    const std::optional<Tensor>& table, double radius, bool table_gradient, const std::optional<Tensor>& low,
+    const std::optional<Tensor>& bias, const std::optional<Tensor>&) {
   const MonotoneArguments a =
       monotone_arguments("hstree::target_log_softmax_gradient_", true, logits, target, c, k, table, radius);
   const Tensor grad = checked_row_values(a, "grad_log_prob", grad_log_prob);
@@ -89,12 +87,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hstree, m) {
       "log_normalizer, float c, float k, Tensor? table, float radius, bool table_gradient=True, "
       "Tensor(b!)? low=None) -> Tensor");
   // Forward and backward at once, for a grad_log_prob known beforehand: the gradient overwrites logits, or is
-  // rounded to low, whose rows may begin where those of logits do; other numbers of logits are then arbitrary.
-  // bias [V] is added to logits, on CUDA only.
+  // rounded to low, whose rows may begin where those of logits do; other numbers of logits are then arbitrary. On CUDA
+  // bias [V] is added to logits, or target_bias [V] to that of the target.
   m.def(
       "target_log_softmax_gradient_(Tensor(a!) logits, Tensor grad_log_prob, Tensor target, float c, float "
-      "k, Tensor? table, float radius, bool table_gradient=True, Tensor(b!)? low=None, Tensor? bias=None) -> "
-      "(Tensor, Tensor)");
+      "k, Tensor? table, float radius, bool table_gradient=True, Tensor(b!)? low=None, Tensor? bias=None, "
+      "Tensor? target_bias=None) -> (Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hstree, CPU, m) {

@@ -18,7 +18,8 @@ const void* data_or_null(const std::optional<Tensor>& tensor) {
 }
 
 // grad_log_prob: checked, and so is log_normalizer; without it, log_prob is written.
-Tensor backward(const MonotoneArguments& a, const std::optional<Tensor>& bias, const Tensor& grad_log_prob,
+Tensor backward(const MonotoneArguments& a, const std::optional<Tensor>& bias,
+                const std::optional<Tensor>& target_bias, const Tensor& grad_log_prob,
                 const std::optional<Tensor>& log_normalizer, const std::optional<Tensor>& log_prob,
                 bool table_gradient, const std::optional<Tensor>& low) {
   const CudaCall call(a.logits);
@@ -33,8 +34,8 @@ Tensor backward(const MonotoneArguments& a, const std::optional<Tensor>& bias, c
   LowRows rounded;
   if (low) rounded = {low->mutable_data_ptr(), low->stride(0), element_type(a.op, "low", *low)};
   target_log_softmax_backward(a.type, a.function, {a.rows(), a.classes(), a.stride()}, tensors,
-                              a.logits.mutable_data_ptr(), data_or_null(bias), rounded,
-                              workspace.mutable_data_ptr(),
+                              a.logits.mutable_data_ptr(), data_or_null(bias), data_or_null(target_bias),
+                              rounded, workspace.mutable_data_ptr(),
                               table_gradient ? data<double>(grad_table) : nullptr, call.stream());
   return grad_table;
 }
@@ -62,22 +63,21 @@ Tensor target_log_softmax_backward_cuda(const Tensor& logits, const Tensor& grad
   const Tensor grad = checked_row_values(a, "grad_log_prob", grad_log_prob);
   const Tensor kept = checked_row_values(a, "log_normalizer", log_normalizer);
   check_low(a, low);
-  return backward(a, std::nullopt, grad, kept, std::nullopt, table_gradient, low);
+  return backward(a, std::nullopt, std::nullopt, grad, kept, std::nullopt, table_gradient, low);
 }
 
-std::tuple<Tensor, Tensor> target_log_softmax_gradient_cuda(const Tensor& logits, const Tensor& grad_log_prob,
-                                                            const Tensor& target, double c, double k,
-                                                            const std::optional<Tensor>& table, double radius,
-                                                            bool table_gradient,
-                                                            const std::optional<Tensor>& low,
-                                                            const std::optional<Tensor>& bias) {
+std::tuple<Tensor, Tensor> target_log_softmax_gradient_cuda(
+    const Tensor& logits, const Tensor& grad_log_prob, const Tensor& target, double c, double k,
+    const std::optional<Tensor>& table, double radius, bool table_gradient, const std::optional<Tensor>& low,
+    const std::optional<Tensor>& bias, const std::optional<Tensor>& target_bias) {
   const MonotoneArguments a = monotone_arguments("hstree::target_log_softmax_gradient_", true, logits, target,
                                                  c, k, aligned_table(table), radius);
   const Tensor grad = checked_row_values(a, "grad_log_prob", grad_log_prob);
-  const std::optional<Tensor> of_classes = checked_bias(a, bias);
+  const auto of_classes = checked_bias(a, "bias", bias);
+  const auto of_targets = checked_bias(a, "target_bias", target_bias ? target_bias : bias);
   check_low(a, low);
   const Tensor log_prob = empty(a.logits, {a.rows()}, a.logits.scalar_type());
-  return {log_prob, backward(a, of_classes, grad, std::nullopt, log_prob, table_gradient, low)};
+  return {log_prob, backward(a, of_classes, of_targets, grad, std::nullopt, log_prob, table_gradient, low)};
 }
 
 }  // namespace

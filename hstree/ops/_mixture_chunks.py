@@ -130,17 +130,17 @@ def _log_prob(
     upstream: Tensor | None,
     sum_table: bool,
     low: Tensor | None,
-    bias: Tensor | None = None,
+    *biases: Tensor | None,
 ) -> tuple[Tensor, Any, Any]:
     """log_prob [N] from logits [N K, V]. If its gradient ``upstream`` [N] is given, the gradient of
     the logits is rounded to ``low``, or overwrites them, and the gradients of log_prior and of the
-    table are returned too; ``bias`` [V]: to be added to the logits, for the op that does both."""
+    table are returned too; ``biases`` [V]: for the op that does both."""
     components = chunk.latent.shape[1]
     target = chunk.target if components == 1 else chunk.target.repeat_interleave(components)
     ops, function = torch.ops.hstree, (chunk.c, chunk.k, chunk.table, chunk.radius)
     if chunk.log_prior is None and upstream is not None:
         log_prob, grad_table = ops.target_log_softmax_gradient_(
-            logits, upstream, target, *function, sum_table, low, bias
+            logits, upstream, target, *function, sum_table, low, *biases
         )
         return log_prob, None, grad_table
     log_prob, normalizer = ops.target_log_softmax(logits, target, *function)
@@ -185,10 +185,13 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
         low = buffer.view(weight.dtype)[:, : len(weight)]
         if group > size:
             low = weight.new_empty(group * components, len(weight))
-    # The bias that the kernel for both the loss and the gradients adds.
-    of_kernel = None
+    # What the kernel for both the loss and the gradients adds to logits, and to those of targets.
+    of_kernel: tuple[Tensor | None, ...] = ()
     if low is not None and weight.is_cuda and problem.log_prior is None:
-        of_kernel, bias = problem.bias, None
+        bias, of_kernel = None, (problem.bias, None)
+        if problem.offset is not None:
+            own = torch.zeros_like(problem.offset) if problem.bias is None else problem.bias
+            of_kernel = own + problem.offset, own
     # That of the weight is large: it takes over the memory of the step before.
     gradients = empty_gradients(problem, [want and i != 2 for i, want in enumerate(wanted)])
     grad_weight = None
@@ -211,7 +214,7 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
         padded = buffer[: len(z)]
         logits = padded[:, :classes]
         _write_logits(padded, z, weight, bias)
-        if problem.offset is not None:
+        if problem.offset is not None and not of_kernel:
             add_offset(logits, problem.offset, part.target.repeat_interleave(components), 1)
         first = begin % group * components
         kept = None if low is None else low[first : first + len(z)]
@@ -221,7 +224,7 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
             upstream[chunk] if has_gradient else None,
             table_sum is not None,
             None if kept is None else kept[:, :classes],
-            of_kernel,
+            *of_kernel,
         )
         if kept is not None and missing:
             kept[:, classes:] = 0

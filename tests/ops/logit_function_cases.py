@@ -401,20 +401,25 @@ def check_low_rows(case: MonotoneCase, device: torch.device) -> None:
 
 
 def check_bias(case: MonotoneCase, dtype: torch.dtype, device: torch.device) -> None:
-    """The same as for logits to which it has been added."""
+    """The same as for logits to which it has been added, also with another one for targets."""
     batch = monotone_batch(case, dtype).to(device)
     bias = torch.linspace(-1, 2, batch.logits.shape[1], dtype=dtype).to(device)
     # Whole numbers, of which no sum is rounded.
     logits, rest = (8 * batch.logits).round() / 8, batch.arguments()[1:]
     bias = (8 * bias).round() / 8
-    results = []
-    for given, added in ((logits + bias, None), (logits.clone(), bias)):
-        log_prob, grad_table = torch.ops.hstree.target_log_softmax_gradient_(
-            given, batch.grad, *rest, True, None, added
-        )
-        results.append([log_prob, given, grad_table])
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one, other)
+    of_target = bias.flip(0) + 1
+    bias[0] = -torch.inf
+    chosen = batch.target.clamp(min=0)[:, None]
+    other = (logits + bias).scatter(1, chosen, logits.gather(1, chosen) + of_target[chosen])
+    for expected, *biases in ((logits + bias, bias), (other, bias, of_target)):
+        results = []
+        for given, added in ((expected, []), (logits.clone(), biases)):
+            log_prob, grad_table = torch.ops.hstree.target_log_softmax_gradient_(
+                given, batch.grad, *rest, True, None, *added
+            )
+            results.append([log_prob, given, grad_table])
+        for one, another in zip(*results, strict=True):
+            assert torch.equal(one.nan_to_num(7), another.nan_to_num(7))
 
 
 def monotone_reference(batch: MonotoneBatch) -> list[Tensor]:
