@@ -21,8 +21,10 @@ from hstree.ops._chunked_loss import (
 )
 from hstree.ops._recycled import recycled
 
-TILE_ROWS = 128
-"""Rows of a tile of a matrix product on a GPU."""
+
+def tile_rows(components: int) -> int:
+    """Number of rows whose components make a tile of a matrix product on a GPU."""
+    return -(-128 // components)
 
 
 class Problem(NamedTuple):
@@ -169,7 +171,8 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
     chunks = -(-rows // problem.chunk_rows)
     size = max(1, -(-rows // max(1, chunks)))  # of equal chunks
     if latent.is_cuda:
-        size = max(1, min(rows, problem.chunk_rows, -(-size // TILE_ROWS) * TILE_ROWS))
+        tile = tile_rows(components)
+        size = max(1, min(rows, problem.chunk_rows, -(-size // tile) * tile))
     group, dtype = size, gradient_dtype(weight)
     if wanted[2] and keeps_low(latent):
         group = min(size * group_chunks(weight, size * components), max(rows, 1))

@@ -14,7 +14,7 @@ from hstree.ops._chunked_loss import (
     check_offset,
     keeps_low,
 )
-from hstree.ops._mixture_chunks import TILE_ROWS, Problem, empty_gradients, run
+from hstree.ops._mixture_chunks import Problem, empty_gradients, run, tile_rows
 from hstree.ops.logit_function import IDENTITY, LogitFunction
 
 CHUNK_BYTES = {"cpu": 2**24, "cuda": 3 * 2**27}
@@ -99,8 +99,8 @@ def mixture_log_prob(
         least = features // 2 if latent.is_cuda and not keeps_low(latent) else 256
         chunk_rows = default_chunk_rows(latent, components * weight.shape[0])
         chunk_rows = max(chunk_rows, -(-least // components))
-        if latent.is_cuda:  # whole tiles of products
-            chunk_rows = max(chunk_rows // TILE_ROWS, 1) * TILE_ROWS
+        if latent.is_cuda:
+            chunk_rows = max(1, chunk_rows // tile_rows(components)) * tile_rows(components)
     elif chunk_rows < 1:
         raise ValueError(f"chunk_rows: expected at least 1, got {chunk_rows}")
     sums = sum_dtype(latent.dtype)
