@@ -120,13 +120,16 @@ __global__ void __launch_bounds__(small_threads)
     return of_rows ? divide_up(own.rows, row_tile) : divide_up(own.width, weight_tile);
   };
   int64_t sum = 0, at = 0, end = 0;
+#pragma unroll 1
   for (int64_t c = first; c < last; ++c) sum += count(c);
   of_thread[tid] = sum;
   __syncthreads();
+#pragma unroll 4
   for (int k = 0; k < small_threads; ++k) {
     if (k < tid) at += of_thread[k];
     end += of_thread[k];
   }
+#pragma unroll 1
   for (int64_t c = first; c < last; ++c) {
     const int64_t own = count(c);
     for (int64_t i = 0; i < own && at < limit; ++i, ++at) {  // more than the limit only in corrupt tables
@@ -408,6 +411,13 @@ __global__ void __launch_bounds__(tile_threads, sizeof(T) == 8 ? 1 : blocks_at_o
       product, to, first_column, [&](int r) { return row[r]; }, [&](int r) { return of_row[r]; });
 }
 
+// Where number `at` of all classes, or of all pairs of a tree and a class from V on, is among those that are visited; -1
+// where it is not, though in corrupt tables a group has it. slot: of group_count, or null: all are.
+__device__ __forceinline__ int64_t visited_at(const int64_t* slot, int64_t at) {
+  if (slot == nullptr) return at;
+  return slot[at + 1] > slot[at] ? slot[at] : -1;
+}
+
 // The group op, gradients of weight and bias, one tree:
 //   to[v] += sum over rows i of the cluster of v of power(grad_log_prob[i, t]) slope[place of i, k] hidden[i]
 //   grad_bias[t, v] = the same without hidden
@@ -427,17 +437,15 @@ __global__ void __launch_bounds__(tile_threads, sizeof(T) == 8 ? 1 : blocks_at_o
   constexpr int depth = Product::depth;
   __shared__ int64_t row[listed];
   __shared__ S of_row[scaled<T> ? listed : 1], of_chunk[scaled<T> ? listed / 32 : 1];
-  __shared__ int32_t cls[weight_tile];
+  __shared__ int64_t goal[weight_tile];  // the row of `to` of each class
   const int tid = threadIdx.x;
   const GroupTile tile = rows.class_tile[int64_t(tree) * gridDim.x + blockIdx.x];
   if (tile.cluster < 0) return;
   const Cluster own = cluster_at(tables, rows.start, tree, tile.cluster);
   const int64_t first_column = int64_t(blockIdx.y) * column_tile;
-  if (tid < weight_tile) {
-    const int k = tile.first + tid;
-    const int32_t v = k < own.width ? tables.order[own.first + k] : -1;
-    cls[tid] = slot == nullptr || v < 0 || slot[v + 1] > slot[v] ? v : -1;
-  }
+  const bool has_class = tid < weight_tile && tile.first + tid < own.width;
+  const int32_t cls = has_class ? tables.order[own.first + tile.first + tid] : -1;
+  if (tid < weight_tile) goal[tid] = has_class ? visited_at(slot, cls) : -1;
   Product product;
   S bias = 0, largest = scaled<T> ? S(0) : S(1);
   // No warp reads the last lists any more: barriers of add and before follow all reads of them.
@@ -486,13 +494,13 @@ __global__ void __launch_bounds__(tile_threads, sizeof(T) == 8 ? 1 : blocks_at_o
                 to.data == nullptr ? 0 : to.columns - first_column, load, before);
   }
   if (to.data != nullptr) {
-    const auto line = [&](int k) -> int64_t { return cls[k] < 0 || slot == nullptr ? cls[k] : slot[cls[k]]; };
-    add_sums<Product, S>(product, to, first_column, line, [&](int) { return largest; });
+    add_sums<Product, S>(
+        product, to, first_column, [&](int k) { return goal[k]; }, [&](int) { return largest; });
   }
-  if (grad_bias != nullptr && blockIdx.y == 0 && tid < weight_tile && cls[tid] >= 0) {
-    const int64_t at = int64_t(tree) * tables.classes + cls[tid];
-    store(grad_bias + (slot == nullptr ? at : slot[tables.classes + at] - slot[tables.classes]),
-          bias * largest);
+  if (grad_bias != nullptr && blockIdx.y == 0 && has_class) {
+    const int64_t own_bias = tree * tables.classes + cls, first_bias = slot == nullptr ? 0 : tables.classes;
+    const int64_t at = visited_at(slot, first_bias + own_bias);
+    if (at >= 0) store(grad_bias + (slot == nullptr ? at : at - slot[tables.classes]), bias * largest);
   }
 }
 

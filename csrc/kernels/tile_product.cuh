@@ -21,8 +21,11 @@ struct StagedTile {
   template <typename RowOf>
   static __device__ __forceinline__ void load(const T* source, int64_t row_stride, const RowOf& row_of,
                                               int64_t first, int64_t end, bool aligned, T* tile) {
+    constexpr int piece = is_half<T> ? 8 : 1, pieces = columns / piece;
+    static_assert(rows * pieces % tile_threads == 0);
     if (is_half<T> && !aligned) {
       const T zero = round_to<T>(Sum<T>(0));
+#pragma unroll 1
       for (int i = threadIdx.x; i < rows * columns; i += tile_threads) {
         const int64_t row = row_of(i / columns), at = first + i % columns;
         tile[i / columns * stride + i % columns] =
@@ -30,10 +33,9 @@ struct StagedTile {
       }
       return;
     }
-    constexpr int piece = is_half<T> ? 8 : 1, pieces = columns / piece;
 #pragma unroll
-    for (int i = threadIdx.x; i < rows * pieces; i += tile_threads) {
-      const int at = i % pieces * piece;
+    for (int k = 0; k < rows * pieces / tile_threads; ++k) {
+      const int i = threadIdx.x + k * tile_threads, at = i % pieces * piece;
       const int64_t row = row_of(i / pieces);
       const bool inside = row >= 0 && first + at < end;
       async_copy_or_zero<piece * sizeof(T)>(tile + i / pieces * stride + at,
