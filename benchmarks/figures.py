@@ -563,7 +563,7 @@ README: dict[str, Figure] = {
     "sampled 10,000": _transformer("10,000", SAMPLED),
     "softmax 10,000": _transformer("10,000", "softmax"),
     "gpu sampled": lambda _: f"{gpu_step(GPU_SETTINGS[0], 'sampled'):.2g}",
-    "lm_head": cell("lm_head.md", "SmolLM2", "replace_lm_head(model)", "time of a step"),
+    "step of SmolLM2": cell("lm_head.md", "lm_head", "replace_lm_head(model)", "time of a step"),
     "greedy": speed("SmolLM2"),
     "greedy large": speed("Shape of Gemma"),
     "five labels sampled": _labels("100,000 labels, five", "sampled-512"),

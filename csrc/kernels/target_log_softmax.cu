@@ -28,7 +28,7 @@ __device__ __forceinline__ void add_bias(const S* bias, int64_t begin, int64_t c
 }
 
 // A row for one warp or for a whole block of Threads, read from memory in each pass.
-template <typename S, int RowThreads, int Threads, typename Out = S>
+template <typename S, int RowThreads, int Threads, typename Out = S, bool TargetBias = false>
 class MemoryRow {
   static_assert(RowThreads == 32 || RowThreads == Threads);
 
@@ -106,7 +106,7 @@ class MemoryRow {
       for (int k = 0; k < group; ++k) value[k] = next[k];
       load(begin + width, next);
       add_bias(bias_, begin, classes_, value);
-      if (begin <= target_ && target_ < begin + group) {
+      if (TargetBias && begin <= target_ && target_ < begin + group) {
 #pragma unroll
         for (int k = 0; k < group; ++k) value[k] = begin + k == target_ ? chosen_ : value[k];
       }
@@ -239,7 +239,6 @@ __device__ __forceinline__ ExpSum<S> exp_sum(const F& function, const Row& row) 
   return {most, row.sum(exponential(largest - most) + others * exponential(shift - most))};
 }
 
-// log p of a logit.
 template <typename S, typename F>
 __device__ __forceinline__ S log_prob_of(const F& function, S logit, const ExpSum<S>& all, double log_sum) {
   const S value = logit == -INFINITY ? logit : function.value(function.at(logit));
@@ -476,20 +475,22 @@ void target_log_softmax_backward(ScalarType type, const LogitFunction& function,
       using F = decltype(f);
       using Out = std::remove_pointer_t<decltype(out)>;
       constexpr int some = row_threads<S, F>, many = wide_threads<S>;
-      using Block = MemoryRow<S, some, some, Out>;
-      with_row<S, MemoryRow<S, 32, 256, Out>, Block, MemoryRow<S, many, many, Out>>(sizes, [&](auto row) {
-        using Row = typename decltype(row)::type;
-        int64_t blocks = divide_up(sizes.rows, Row::rows);
-        Window window;
-        if constexpr (sums_table<F>) {
-          blocks = std::min<int64_t>(blocks, most_sum_blocks);
-          window = Window(function, sizes.rows * sizes.classes, blocks, Row::threads);
-        }
-        launch(target_log_softmax_backward_kernel<S, F, Row>, grid_size(blocks), Row::threads,
-               window.bytes(function), stream, f, sizes, tensors, static_cast<const S*>(logits),
-               static_cast<const S*>(bias), static_cast<const S*>(target_bias), out, out_stride, sums,
-               window);
-      });
+      constexpr bool own = !sums_table<F>;  // with sums no register is left for the bias of the target
+      using Block = MemoryRow<S, some, some, Out, own>;
+      with_row<S, MemoryRow<S, 32, 256, Out, own>, Block, MemoryRow<S, many, many, Out, own>>(
+          sizes, [&](auto row) {
+            using Row = typename decltype(row)::type;
+            int64_t blocks = divide_up(sizes.rows, Row::rows);
+            Window window;
+            if constexpr (sums_table<F>) {
+              blocks = std::min<int64_t>(blocks, most_sum_blocks);
+              window = Window(function, sizes.rows * sizes.classes, blocks, Row::threads);
+            }
+            launch(target_log_softmax_backward_kernel<S, F, Row>, grid_size(blocks), Row::threads,
+                   window.bytes(function), stream, f, sizes, tensors, static_cast<const S*>(logits),
+                   static_cast<const S*>(bias), static_cast<const S*>(target_bias), out, out_stride, sums,
+                   window);
+          });
     };
     const auto run = [&](auto f) {
       if (low.rows == nullptr) return run_into(f, static_cast<S*>(logits), sizes.stride);

@@ -169,7 +169,8 @@ std::tuple<Tensor, Tensor> target_log_softmax_gradient_cuda(
                                                  c, k, aligned_table(table), radius);
   const Tensor grad = checked_row_values(a, "grad_log_prob", grad_log_prob);
   const auto of_classes = checked_bias(a, "bias", bias);
-  const auto of_targets = checked_bias(a, "target_bias", target_bias ? target_bias : bias);
+  const auto of_targets = target_bias ? checked_bias(a, "target_bias", target_bias) : of_classes;
+  check(!(target_bias && table && table_gradient), a.op, ": target_bias: expected None with table_gradient");
   check_low(a, low);
   const Tensor log_prob = empty(a.logits, {a.rows()}, a.logits.scalar_type());
   return {log_prob, backward(a, of_classes, of_targets, grad, std::nullopt, log_prob, table_gradient, low)};

@@ -190,7 +190,8 @@ def run(problem: Problem, wanted: Sequence[bool], upstream: Tensor) -> tuple[Ten
             low = weight.new_empty(group * components, len(weight))
     # What the kernel for both the loss and the gradients adds to logits, and to those of targets.
     of_kernel: tuple[Tensor | None, ...] = ()
-    if low is not None and weight.is_cuda and problem.log_prior is None:
+    tabled = problem.offset is not None and problem.table is not None  # which no kernel takes
+    if low is not None and weight.is_cuda and problem.log_prior is None and not tabled:
         bias, of_kernel = None, (problem.bias, None)
         if problem.offset is not None:
             own = torch.zeros_like(problem.offset) if problem.bias is None else problem.bias

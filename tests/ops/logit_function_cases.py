@@ -411,7 +411,8 @@ def check_bias(case: MonotoneCase, dtype: torch.dtype, device: torch.device) -> 
     bias[0] = -torch.inf
     chosen = batch.target.clamp(min=0)[:, None]
     other = (logits + bias).scatter(1, chosen, logits.gather(1, chosen) + of_target[chosen])
-    for expected, *biases in ((logits + bias, bias), (other, bias, of_target)):
+    both = [] if batch.table is not None else [(other, bias, of_target)]
+    for expected, *biases in ((logits + bias, bias), *both):
         results = []
         for given, added in ((expected, []), (logits.clone(), biases)):
             log_prob, grad_table = torch.ops.hstree.target_log_softmax_gradient_(
