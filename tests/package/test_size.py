@@ -19,13 +19,13 @@ PACKAGE = Path(hstree.__file__).parent  # installed, or of the checkout
 
 SUFFIXES = {".py", ".pyi", ".cpp", ".cu", ".cuh", ".h", ".md"}
 LINES = {
-    "hstree": 24_100,
-    "hstree/lm": 6_400,
-    "hstree/lab": 3_700,
-    "csrc": 19_900,
-    "tests": 45_600,
-    "benchmarks": 6_600,
-    "docs": 3_600,
+    "hstree": 24_150,
+    "hstree/lm": 6_370,
+    "hstree/lab": 3_660,
+    "csrc": 19_580,
+    "tests": 43_050,
+    "benchmarks": 6_950,
+    "docs": 3_500,
 }
 """At most; what is aimed at: 17,000, 3,500, 2,800, 17,500, 30,000, 5,500 and 3,200."""
 
