@@ -509,6 +509,10 @@ def _transformer(steps: str, row: str, column: str = "valid") -> Figure:
     return cell("transformer-study.md", f"After {steps} steps", row, column)
 
 
+def _equal_time(row: str) -> Figure:
+    return cell("transformer-study.md", "In the time of 1,600 steps", row, "valid")
+
+
 def _labels(title: str, row: str) -> Figure:
     return cell("classification.md", title, row, "precision@1")
 
@@ -559,7 +563,8 @@ SCREENED_ROWS = (
 )
 README: dict[str, Figure] = {
     "one line": one_line,
-    "sampled step": _transformer("10,000", SAMPLED, "step / softmax"),
+    "sampled equal time": _equal_time(SAMPLED + TAIL),
+    "softmax 1,600": _transformer("1,600", "softmax"),
     "sampled 10,000": _transformer("10,000", SAMPLED),
     "softmax 10,000": _transformer("10,000", "softmax"),
     "gpu sampled": lambda _: f"{gpu_step(GPU_SETTINGS[0], 'sampled'):.2g}",
@@ -589,6 +594,9 @@ DOCS: dict[str, Figure] = {
     "gpu": gpu_steps,
     "gpu screened": whole("gpu.md", "The best word", BEST_WORD),
     "heads": heads,
+    "equal time": study(
+        "transformer-study.md", "In the time of 1,600 steps", "head | valid | steps | seeds"
+    ),
     "transformer": study(
         "transformer-study.md", "After 10,000 steps", "head | valid | step / softmax | parameters"
     ),

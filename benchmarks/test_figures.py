@@ -85,7 +85,7 @@ def test_tables_are_those_of_the_page() -> None:
     text = (RESULTS / "transformer-study.md").read_text(encoding="utf-8")
     assert f"**{table.title}**\n\n{table}\n" in text
     assert table.part("head | seeds").header == ["head", "seeds"]
-    assert len(tables("transformer-study.md")) == 2
+    assert len(tables("transformer-study.md")) == 3
     with pytest.raises(ValueError, match="unpack"):
         table.row("no such head")
 

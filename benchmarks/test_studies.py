@@ -198,13 +198,14 @@ def test_heads_of_a_small_transformer_train(
         monkeypatch.setattr(studies, name, value)
     unigram = np.exp(corpus.statistics().unigram_loss(corpus.valid[:65]))
     given = argparse.Namespace(device="cpu")
-    for contender in studies.SHORT:
+    trees = [c for c in studies.TRANSFORMERS if c.name == "trees-time"]
+    for contender in (*studies.SHORT, *trees):
         settings = {**contender.settings, "learning_rate": 0.01, "steps": 20}
         figures = studies.measure_transformer(Run(contender, settings, 1), corpus, given)
         assert figures["valid"] < unigram, contender.name
-    tails = [c for c in studies.TRANSFORMERS if "tail" in c.settings]
+    tails = {c.settings["head"]: c for c in studies.TRANSFORMERS if "tail" in c.settings}
     assert len(tails) == len(studies.TAILS)
-    for contender in tails:
+    for contender in tails.values():
         settings = {**contender.settings, "steps": 10}
         steps = islice(studies.transformer_steps(settings, corpus, 1), 11)
         sampled = [model.head.samples_in_training for model in steps]  # before each step
