@@ -565,7 +565,7 @@ README: dict[str, Figure] = {
     "one line": one_line,
     "sampled equal time": _equal_time(SAMPLED + TAIL),
     "softmax 1,600": _transformer("1,600", "softmax"),
-    "sampled 10,000": _transformer("10,000", SAMPLED),
+    "sampled tail": _transformer("10,000", SAMPLED + TAIL),
     "softmax 10,000": _transformer("10,000", "softmax"),
     "gpu sampled": lambda _: f"{gpu_step(GPU_SETTINGS[0], 'sampled'):.2g}",
     "step of SmolLM2": cell("lm_head.md", "lm_head", "replace_lm_head(model)", "time of a step"),

@@ -147,9 +147,12 @@ class SampledSoftmax(Tables, Softmax):
             z_loss=z_loss,
             frequencies=frequencies,
         )
-        if isinstance(negatives, str):
-            check_choice("negatives", negatives, ("batch",))
-        elif negatives is not None:
+        if isinstance(negatives, str) and negatives != "batch":
+            raise ValueError(
+                "negatives: expected a whole number of at least 1, 'batch' or None, got "
+                f"{negatives!r}"
+            )
+        if negatives is not None and negatives != "batch":
             negatives = check_int("negatives", negatives)
         self.negatives = negatives
         self._samples = negatives is not None

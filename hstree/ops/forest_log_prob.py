@@ -234,9 +234,9 @@ def _run(
     hidden, log_prior, cluster_score, weight, bias, cluster, target, offset, chunk_rows = problem
     rows, classes = len(hidden), weight.shape[0]
     hidden = without_ignored(hidden, target == -1)
-    weight = rounded_weight(weight, hidden)
-    if keeps_low(weight) and rows != aligned(rows):
+    if keeps_low(hidden) and rows != aligned(rows):
         return _run_aligned(problem, wanted, upstream)
+    weight = rounded_weight(weight, hidden)
     gradients = _empty_gradients(problem, [want and i != 3 for i, want in enumerate(wanted)])
     grad_hidden, grad_log_prior, grad_cluster_score, _, grad_bias = (
         gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)
@@ -350,7 +350,7 @@ def forest_log_softmax(
     recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
     composed = recorded or is_transformed() or torch.compiler.is_compiling()
     if hidden.device.type == "cpu" and not composed:
-        if autocasts(hidden.device) and hidden.dtype != torch.float64:
+        if autocasts(hidden.device) and torch.float64 not in (hidden.dtype, weight.dtype):
             low = torch.get_autocast_dtype("cpu")
             hidden, weight = hidden.to(low), weight.to(low)
         sums = sum_dtype(hidden.dtype)

@@ -97,10 +97,9 @@ def mixture_log_prob(
         # So many rows keep products near their peak. On a GPU each chunk in float32 reads and
         # writes the gradient of the weight, which then takes less time than the products.
         least = features // 2 if latent.is_cuda and not keeps_low(latent) else 256
-        chunk_rows = default_chunk_rows(latent, components * weight.shape[0])
-        chunk_rows = max(chunk_rows, -(-least // components))
-        if latent.is_cuda:
-            chunk_rows = max(1, chunk_rows // tile_rows(components)) * tile_rows(components)
+        tile = tile_rows(components) if latent.is_cuda else 1
+        chunk_rows = default_chunk_rows(latent, components * weight.shape[0]) // tile * tile
+        chunk_rows = max(chunk_rows, -(-least // (components * tile)) * tile)
     elif chunk_rows < 1:
         raise ValueError(f"chunk_rows: expected at least 1, got {chunk_rows}")
     sums = sum_dtype(latent.dtype)

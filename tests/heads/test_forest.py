@@ -305,3 +305,15 @@ def test_rank_exceeds_that_of_a_softmax() -> None:
 def test_bad_options(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         hstree.ForestSoftmax(D, V, **options)
+
+
+def test_weights_in_float64_are_not_rounded_under_autocast() -> None:
+    head = ForestSoftmax(8, 50, n_trees=2, clusters=5).double()
+    hidden = torch.randn(3, 8)
+    with torch.no_grad(), torch.autocast("cpu", torch.float16):
+        with pytest.raises(RuntimeError, match="same dtype"):
+            head.log_prob(hidden)
+        torch.testing.assert_close(
+            head.log_prob(hidden.double()), head.log_prob(hidden.double()).log_softmax(1)
+        )
+        assert head.log_prob(hidden.double()).dtype == torch.float64

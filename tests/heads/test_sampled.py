@@ -409,7 +409,10 @@ def test_compile() -> None:
     ("options", "match"),
     [
         ({"negatives": 0}, "negatives: expected a whole number of at least 1, got 0"),
-        ({"negatives": "half"}, "negatives: expected one of batch, got 'half'"),
+        (
+            {"negatives": "half"},
+            "negatives: expected a whole number of at least 1, 'batch' or None, got 'half'",
+        ),
         ({"alpha": -0.5}, r"alpha: expected a number of at least 0, got -0\.5"),
         ({"alpha": float("nan")}, "alpha: expected a finite number, got nan"),
         (
