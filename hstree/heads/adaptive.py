@@ -8,12 +8,23 @@ from typing import Any
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from hstree._checks import check_int, check_number, check_order, check_sequence
 from hstree._numerics import at_least_float32, input_dtype, is_transformed, no_autocast
 from hstree.heads.base import Head
 from hstree.heads.rows import gather_marked
 from hstree.heads.state import Tables
+
+
+class _Adaptive(nn.AdaptiveLogSoftmaxWithLoss):
+    """Log P of the class of each rank, [N], or of all classes by rank, [N, V]."""
+
+    def forward(self, hidden: Tensor, rank: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        if rank is None:
+            return self.log_prob(hidden)
+        log_prob: Tensor = super().forward(hidden, rank).output
+        return log_prob
 
 
 class AdaptiveSoftmax(Tables, Head):
@@ -23,7 +34,7 @@ class AdaptiveSoftmax(Tables, Head):
     The ``cutoffs[0]`` most frequent classes have a softmax of full size. The other classes form
     clusters with projections that shrink by ``div_value`` from cluster to cluster. The shapes in
     the loss depend on the targets: torch.compile breaks the graph there and torch.export fails. The
-    other methods compile to one graph.
+    other methods compile to one graph. Float16 on a CPU is computed in float32.
 
     Args:
         in_features: number of input features, D.
@@ -101,7 +112,7 @@ class AdaptiveSoftmax(Tables, Head):
                 f"got {in_features} // {div_value}**{len(cutoffs)} = 0; pass fewer cutoffs or a "
                 "smaller div_value"
             )
-        self.adaptive = nn.AdaptiveLogSoftmaxWithLoss(in_features, n_classes, cutoffs, div_value)
+        self.adaptive = _Adaptive(in_features, n_classes, cutoffs, div_value)
         self.register_table("order", order)
 
     def reset_parameters(self) -> None:
@@ -116,6 +127,14 @@ class AdaptiveSoftmax(Tables, Head):
             0, order, torch.arange(self.n_classes, device=order.device)
         )
 
+    def _log_prob(self, hidden: Tensor, *rank: Tensor) -> Tensor:
+        if hidden.dtype != torch.float16 or hidden.device.type != "cpu":
+            return at_least_float32(self.adaptive(hidden, *rank))
+        # log_softmax of torch 2.13.0 on a CPU adds up in float16: -inf for 65,520 equal logits.
+        weights = {name: weight.float() for name, weight in self.adaptive.named_parameters()}
+        log_prob: Tensor = functional_call(self.adaptive, weights, (hidden.float(), *rank))
+        return log_prob
+
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
         # torch's module gathers by mask and does not support autocast: it gets the dtype of its
         # weights, and only the rows that are not ignored.
@@ -125,16 +144,16 @@ class AdaptiveSoftmax(Tables, Head):
                 log_prob = self.class_log_prob(hidden)
                 return gather_marked(log_prob, target.unsqueeze(1)).squeeze(1)
             kept = target >= 0
-            output = hidden.new_zeros(len(hidden))
+            output = at_least_float32(hidden.new_zeros(len(hidden)))
             if not bool(kept.any()):
-                return at_least_float32(output + hidden[kept].sum())
-            log_prob = self.adaptive(hidden[kept], self.rank[target[kept]]).output
-            return at_least_float32(output.masked_scatter(kept, log_prob))
+                return output + hidden[kept].sum()
+            log_prob = self._log_prob(hidden[kept], self.rank[target[kept]])
+            return output.masked_scatter(kept, log_prob)
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         with no_autocast(hidden.device):
             hidden = hidden.to(input_dtype(self.adaptive.head))
-            return at_least_float32(self.adaptive.log_prob(hidden).index_select(1, self.rank))
+            return self._log_prob(hidden).index_select(1, self.rank)
 
     def check_tables(self) -> None:
         check_order(self.order, self.n_classes, None)
