@@ -8,23 +8,12 @@ from typing import Any
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from hstree._checks import check_int, check_number, check_order, check_sequence
 from hstree._numerics import at_least_float32, input_dtype, is_transformed, no_autocast
 from hstree.heads.base import Head
 from hstree.heads.rows import gather_marked
 from hstree.heads.state import Tables
-
-
-class _Adaptive(nn.AdaptiveLogSoftmaxWithLoss):
-    """Log P of the class of each rank, [N], or of all classes by rank, [N, V]."""
-
-    def forward(self, hidden: Tensor, rank: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        if rank is None:
-            return self.log_prob(hidden)
-        log_prob: Tensor = super().forward(hidden, rank).output
-        return log_prob
 
 
 class AdaptiveSoftmax(Tables, Head):
@@ -105,14 +94,13 @@ class AdaptiveSoftmax(Tables, Head):
         order = check_order(order, n_classes, self.frequencies)
         self.cutoffs = cutoffs
         self.div_value = check_number("div_value", div_value, positive=True)
-        smallest = int(in_features // div_value ** len(cutoffs))
-        if smallest < 1:
+        if in_features // div_value ** len(cutoffs) < 1:
             raise ValueError(
                 f"div_value: expected at least 1 feature in the last of {len(cutoffs)} clusters, "
                 f"got {in_features} // {div_value}**{len(cutoffs)} = 0; pass fewer cutoffs or a "
                 "smaller div_value"
             )
-        self.adaptive = _Adaptive(in_features, n_classes, cutoffs, div_value)
+        self.adaptive = nn.AdaptiveLogSoftmaxWithLoss(in_features, n_classes, cutoffs, div_value)
         self.register_table("order", order)
 
     def reset_parameters(self) -> None:
@@ -122,38 +110,33 @@ class AdaptiveSoftmax(Tables, Head):
     @property
     def rank(self) -> Tensor:
         """Position of each class in ``order``, int64 [V]."""
-        order = self.order
-        return torch.empty_like(order).scatter_(
-            0, order, torch.arange(self.n_classes, device=order.device)
-        )
-
-    def _log_prob(self, hidden: Tensor, *rank: Tensor) -> Tensor:
-        if hidden.dtype != torch.float16 or hidden.device.type != "cpu":
-            return at_least_float32(self.adaptive(hidden, *rank))
-        # log_softmax of torch 2.13.0 on a CPU adds up in float16: -inf for 65,520 equal logits.
-        weights = {name: weight.float() for name, weight in self.adaptive.named_parameters()}
-        log_prob: Tensor = functional_call(self.adaptive, weights, (hidden.float(), *rank))
-        return log_prob
+        ranks = torch.arange(self.n_classes, device=self.order.device)
+        return torch.empty_like(ranks).scatter_(0, self.order, ranks)
 
     def target_log_prob(self, hidden: Tensor, target: Tensor) -> Tensor:
-        # torch's module gathers by mask and does not support autocast: it gets the dtype of its
-        # weights, and only the rows that are not ignored.
-        with no_autocast(hidden.device):
-            hidden = hidden.to(input_dtype(self.adaptive.head))
-            if is_transformed() or hidden.is_meta:
-                log_prob = self.class_log_prob(hidden)
-                return gather_marked(log_prob, target.unsqueeze(1)).squeeze(1)
-            kept = target >= 0
-            output = at_least_float32(hidden.new_zeros(len(hidden)))
-            if not bool(kept.any()):
-                return output + hidden[kept].sum()
-            log_prob = self._log_prob(hidden[kept], self.rank[target[kept]])
-            return output.masked_scatter(kept, log_prob)
+        if is_transformed() or hidden.is_meta:  # torch's module gathers by mask
+            return gather_marked(self.class_log_prob(hidden), target.unsqueeze(1)).squeeze(1)
+        kept = target >= 0
+        rank, module = self.rank[target[kept]], self.adaptive
+        with no_autocast(hidden.device):  # which torch's module does not support
+            hidden = hidden[kept].to(input_dtype(module.head))
+            if hidden.dtype == torch.float16 and hidden.device.type == "cpu":
+                # log_softmax of torch 2.13.0 adds up in float16: -inf for 65,520 equal logits.
+                weights = {name: weight.float() for name, weight in module.named_parameters()}
+                given = hidden.float(), rank
+                output: Tensor = torch.func.functional_call(module, weights, given).output
+            else:
+                output = at_least_float32(module(hidden, rank).output)
+        return output.new_zeros(len(target)).masked_scatter(kept, output)
 
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         with no_autocast(hidden.device):
             hidden = hidden.to(input_dtype(self.adaptive.head))
-            return self._log_prob(hidden).index_select(1, self.rank)
+            top = at_least_float32(self.adaptive.head(hidden)).log_softmax(1)
+            parts = [top[:, : self.cutoffs[0]]]
+            for i, cluster in enumerate(self.adaptive.tail, self.cutoffs[0]):
+                parts.append(top[:, i, None] + at_least_float32(cluster(hidden)).log_softmax(1))
+            return torch.cat(parts, 1).index_select(1, self.rank)
 
     def check_tables(self) -> None:
         check_order(self.order, self.n_classes, None)
