@@ -23,7 +23,7 @@ class AdaptiveSoftmax(Tables, Head):
     The ``cutoffs[0]`` most frequent classes have a softmax of full size. The other classes form
     clusters with projections that shrink by ``div_value`` from cluster to cluster. The shapes in
     the loss depend on the targets: torch.compile breaks the graph there and torch.export fails. The
-    other methods compile to one graph. Float16 on a CPU is computed in float32.
+    other methods compile to one graph. The loss of float16 on a CPU is computed in float32.
 
     Args:
         in_features: number of input features, D.
