@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 MINIMUM_TORCH = (2, 11)
 TORCH = "torch>=" + ".".join(map(str, MINIMUM_TORCH))
-CPU_OPERATORS = ("tree_topk", "group_topk", "recycled")  # no build has CUDA kernels of these
+CPU_OPERATORS = ("tree_topk", "group_topk", "forest_log_softmax", "recycled")
+"""No build has CUDA kernels of these."""
 REBUILD = "pip install --force-reinstall --no-deps ."
 HERE = Path(__file__).resolve().parent
 

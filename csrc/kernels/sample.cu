@@ -8,7 +8,6 @@ namespace {
 constexpr int threads = 256;
 constexpr int warps = threads / 32;
 constexpr int chunk = 1024;  // scores of a node that a block holds at a time
-constexpr int at_once = 4;   // rows that a warp multiplies at a time
 constexpr int blocks = 2;    // of a multiprocessor at a time: for three, ptxas spills registers
 
 // The exponentials of a node's scores: the largest score, and the sum of exp(score - largest).
@@ -91,6 +90,7 @@ class TreeRow {
 
  private:
   static constexpr int vector = Aligned ? 16 / sizeof(T) : 1;
+  static constexpr int at_once = sizeof(T) == 8 ? 2 : 4;  // rows that a warp multiplies; 4 of float64 spill
 
   static __device__ int32_t scores(const TreeNode& n) { return n.block == binary_node ? 1 : n.width; }
 
