@@ -160,6 +160,7 @@ HEADS_BY_TITLE = (
         r"`SampledSoftmax`, \1 negatives, `in_batch=False`",
     ),
     (r"^forest of (\w+) (trees?), C = [\d,]*\d", r"`ForestSoftmax`, \1 \2"),
+    (r"^four trees of two levels, C = 256", "`TreeEnsemble`, 4 trees"),
     (r"^(\w+) (trees?), C = [\d,]+, shared leaves", r"`TreeEnsemble`, \1 \2"),
     (r"^one tree, C = [\d,]+, binary below", "`TreeEnsemble`, one binary tree"),
     (r"^Forest", "`ForestSoftmax`"),
@@ -595,7 +596,7 @@ DOCS: dict[str, Figure] = {
     "gpu screened": whole("gpu.md", "The best word", BEST_WORD),
     "heads": heads,
     "equal time": study(
-        "transformer-study.md", "In the time of 1,600 steps", "head | valid | steps | seeds"
+        "transformer-study.md", "In the time of 1,600 steps", "head | valid | steps | time | seeds"
     ),
     "transformer": study(
         "transformer-study.md", "After 10,000 steps", "head | valid | step / softmax | parameters"

@@ -1148,10 +1148,12 @@ def _time_picture(found: Sequence[Result], run_time: Callable[[Result], float]) 
     """Validation perplexity of whole runs against their time."""
     points: dict[str, list[tuple[float, float]]] = {}
     for one in found:
+        if one.contender.name.removesuffix("-long") in ("forest-1", "forest-4-all"):
+            continue  # of which there is one point
         if (valid := one.mean("valid")) is not None and math.isfinite(run_time(one)):
             label = one.title.replace(" and the batch's targets", "").replace(", C = 256", "")
             points.setdefault(label, []).append((run_time(one), valid))
-    lines = {label: sorted(of) for label, of in points.items() if len(of) > 1}
+    lines = {label: sorted(of) for label, of in points.items()}
     curves = ((label, *zip(*of, strict=True), n) for n, (label, of) in enumerate(lines.items()))
     label = "time of the whole run, in steps with a softmax (log scale)"
     figure = curve_picture(curves, (8, 5), PERPLEXITY_TICKS, xscale="log", xlabel=label)
