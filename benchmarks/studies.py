@@ -951,7 +951,8 @@ TREES_TITLE = "four trees of two levels, C = 256"
 
 
 def _equal_time() -> Iterator[Contender]:
-    """Other heads, with as many steps as take the time of those of a softmax on a CPU."""
+    """Other heads, with steps that take on a CPU about the time of those of a softmax, the trees'
+    less: the pages name it."""
     by_name = {one.name: one for one in SHORT}
     trees = {"head": "trees", "n_trees": 4, "learning_rate": TRANSFORMER_RATE}
     for name, tail, steps in (

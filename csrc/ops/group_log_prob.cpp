@@ -35,10 +35,9 @@ struct GroupArguments {
 };
 
 // Throws std::runtime_error with the argument's name, the expected value and the actual one.
-inline GroupArguments group_arguments(const char* op, const Tensor& hidden, const Tensor& weight,
-                                      const std::optional<Tensor>& bias, const Tensor& target,
-                                      const Tensor& cluster, const Tensor& order, const Tensor& begin,
-                                      int64_t max_width) {
+GroupArguments group_arguments(const char* op, const Tensor& hidden, const Tensor& weight,
+                               const std::optional<Tensor>& bias, const Tensor& target, const Tensor& cluster,
+                               const Tensor& order, const Tensor& begin, int64_t max_width) {
   check_dim(op, "hidden", hidden, 2, "[N, D]");
   check_dim(op, "weight", weight, 2, "[V, D]");
   check_dim(op, "target", target, 1, "[N]");
