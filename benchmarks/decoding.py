@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.contest import Build, Contestant, Size, batch
-from hstree.heads import Head, ScreenedSoftmax, Softmax, TreeEnsemble
+from hstree.heads import Head, ScreenedSoftmax, Softmax, TreeEnsemble, build_head
 from hstree.ops import screened_topk
 
 QUESTIONS: dict[str, Callable[[Head, Tensor], object]] = {
@@ -116,7 +116,25 @@ SCREENED_CONTESTS: dict[str, dict[str, Build]] = {
     f"decoding, screened, {name}": {way: partial(_best_word, way=way) for way in BEST_WORD}
     for name in SCREENED_SIZES
 }
+BEST_OF_MANY = "decoding, forest"
+BEST_SIZE = Size(1000, 256, 200_000, 256)
+
+
+def _best(size: Size, device: str, name: str) -> Contestant:
+    """The five most probable classes."""
+    hidden = torch.randn(size.rows, size.features)
+    if name == "linear":
+        linear = nn.Linear(size.features, size.classes).requires_grad_(False)
+        return Contestant(lambda: linear(hidden).topk(5))
+    head = build_head(name, size.features, size.classes).eval().requires_grad_(False)
+    return Contestant(lambda: head.topk(hidden, 5))
+
+
 DECODING_CONTESTS: dict[str, dict[str, Build]] = {
+    BEST_OF_MANY: {
+        f"{name}: top 5": partial(_best, name=name) for name in ("linear", "softmax", "forest")
+    }
+} | {
     f"decoding, N = {rows}": {
         f"{head}: {question}": partial(_decode, head=head, question=question, rows=rows)
         for head in (SOFTMAX, *TREES)

@@ -16,6 +16,7 @@ from benchmarks.baselines import flat_loss, sampled_loss
 from benchmarks.contest import Build, Contestant, Size, batch, step
 from benchmarks.heads import TORCH_CHUNKS, Loss, chunked_loss
 from benchmarks.paths import PATH_SIZES, draw_paths, mean_loss
+from benchmarks.trainer import made_up_text
 from hstree.heads import TreeEnsemble, build_head
 from hstree.optim import AdamW
 
@@ -68,9 +69,19 @@ def _step(
     return Contestant(lambda: (backward(), optimizer.step()))
 
 
-def _layer(size: Size, device: str, loss: Loss, compiled: bool = False) -> Contestant:
+def subwords(rows: int, features: int, classes: int) -> tuple[Tensor, Tensor, Any]:
+    """Inputs, and targets of a made-up text with the frequencies of subwords, and their counts: as
+    in a real text, more than half of the classes do not occur."""
+    text = made_up_text(classes)
+    hidden = torch.randn(rows, features).requires_grad_()
+    return hidden, text[:rows], torch.bincount(text, minlength=classes).numpy()
+
+
+def _layer(
+    size: Size, device: str, loss: Loss, compiled: bool = False, data: Any = batch
+) -> Contestant:
     """A linear layer; the classes are numbered by decreasing frequency."""
-    hidden, target, _ = batch(size.rows, size.features, size.classes)
+    hidden, target, _ = data(size.rows, size.features, size.classes)
     linear = nn.Linear(size.features, size.classes)
     call = torch.compile(loss, dynamic=False) if compiled else loss
     return _step(
@@ -81,9 +92,11 @@ def _layer(size: Size, device: str, loss: Loss, compiled: bool = False) -> Conte
     )
 
 
-def _head(size: Size, device: str, name: str, compiled: bool = False, **options: Any) -> Contestant:
+def _head(
+    size: Size, device: str, name: str, compiled: bool = False, data: Any = batch, **options: Any
+) -> Contestant:
     """A registered head, or trees."""
-    hidden, target, frequencies = batch(size.rows, size.features, size.classes)
+    hidden, target, frequencies = data(size.rows, size.features, size.classes)
     if name == "trees":
         head: Any = TreeEnsemble.from_counts(size.features, frequencies, **options)
     else:
@@ -117,6 +130,13 @@ TRAINING: dict[str, Build] = {
     "trees, binary, sparse": partial(_trees, binary=True, sparse=True),
 }
 """Layers with ``torch.optim.AdamW(fused=True)``, heads with ``hstree.optim.AdamW``."""
+SUBWORDS = "training steps, subwords"
+SUBWORD_SIZE = Size(512, 256, 49_152, 256)
 OPTIMIZER_CONTESTS: dict[str, dict[str, Build]] = {
-    f"optimizers, V = {size.classes}": OPTIMIZERS for size in OPTIMIZER_SIZES
-} | {f"training steps, V = {size.classes}": TRAINING for size in TRAINING_SIZES}
+    **{f"optimizers, V = {size.classes}": OPTIMIZERS for size in OPTIMIZER_SIZES},
+    **{f"training steps, V = {size.classes}": TRAINING for size in TRAINING_SIZES},
+    SUBWORDS: {
+        name: partial(TRAINING[name], data=subwords)
+        for name in ("linear", "softmax", "sampled", "forest, sampled", "trees")
+    },
+}

@@ -19,10 +19,16 @@ import torch
 
 import hstree
 from benchmarks.contest import TINY, Build, Size, contest
-from benchmarks.decoding import DECODED_ROWS, SCREENED_CONTESTS, SCREENED_SIZES
+from benchmarks.decoding import (
+    BEST_OF_MANY,
+    BEST_SIZE,
+    DECODED_ROWS,
+    SCREENED_CONTESTS,
+    SCREENED_SIZES,
+)
 from benchmarks.heads import HEAD_CONTESTS, MOS_SIZE, SIZE
 from benchmarks.memory import of_process
-from benchmarks.optimizers import OPTIMIZER_SIZES, TRAINING_SIZES
+from benchmarks.optimizers import OPTIMIZER_SIZES, SUBWORD_SIZE, SUBWORDS, TRAINING_SIZES
 from benchmarks.paths import GROWTH, PATH_SIZES, WIKITEXT
 from benchmarks.registry import CONTESTS
 from benchmarks.trainer import TRAINER_SIZE
@@ -41,6 +47,8 @@ RUNS: dict[str, tuple[Size, int]] = {
     "growth, T = 8": (GROWTH, 9),
     **{f"optimizers, V = {s.classes}": (s, 7) for s in OPTIMIZER_SIZES},
     **{f"training steps, V = {s.classes}": (s, 5) for s in TRAINING_SIZES},
+    SUBWORDS: (SUBWORD_SIZE, 5),
+    BEST_OF_MANY: (BEST_SIZE, 3),
     "trainer": (TRAINER_SIZE, 9),
     **{f"{name}, D = {s.features}": (s, 3) for name in LIBRARIES for s in WORD2VEC_SIZES},
 }

