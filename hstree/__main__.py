@@ -12,8 +12,8 @@ from hstree.lm.cli import run
 
 COMMANDS = (*OF_LANGUAGE_MODEL, *OF_LABORATORY)
 DESCRIPTION = """\
-Language models whose output layers are ensembles of randomized hierarchical
-softmaxes, and the other remedies for the softmax bottleneck.
+Small language models with the output layers of hstree, and experiments with
+these layers.
 
   hstree train                              on the docstrings of this Python,
                                             a few minutes on two CPU cores

@@ -227,8 +227,8 @@ def mark_targets(
     bad = ((target < 0) | (target >= n_classes)) & ~ignored
     if bad.any():
         raise ValueError(
-            f"{name}: expected values in [0, {n_classes}) or ignore_index {ignore_index}, "
-            f"got {int(target[bad][0])}"
+            f"{name}: expected values in [0, {n_classes}) or "
+            f"{'ignore_index ' * (name == 'target')}{ignore_index}, got {int(target[bad][0])}"
         )
     return target.masked_fill(ignored, -1)
 

@@ -506,7 +506,7 @@ class Source:
             raise RuntimeError(
                 "logits: expected to be read before the hidden vectors or the weight they are "
                 "computed from change in place (an optimizer's step), as they are computed when "
-                "something reads them"
+                "something reads them; logits.compute() before that keeps them"
             )
         return work(self.tensors)
 
@@ -625,6 +625,14 @@ class DeferredLogits(Tensor):
         self.source, self.hidden, self.views, self.meta = source, hidden, views, meta
         self.grad_mode, self.noted, self.read = grad, noted, None
         return self
+
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]
+        try:
+            text: str = super().__repr__(**options)  # type: ignore[no-untyped-call]
+            return text
+        except RuntimeError:  # their hidden vectors or weight have changed
+            shape, dtype = tuple(self.meta.shape), self.meta.dtype
+            return f"DeferredLogits(shape={shape}, dtype={dtype}, never computed)"
 
     def compute(self) -> Tensor:
         """The real logits. Views of them share memory: a write to one is seen by all."""

@@ -195,9 +195,12 @@ class Head(nn.Module, ABC):
         check_hidden(hidden, self.in_features)
         marked = mark_targets(target, self.n_classes, self.ignore_index)
         if hidden.shape[:-1] != target.shape:
+            several = target.ndim == hidden.ndim and target.shape[:-1] == hidden.shape[:-1]
             raise ValueError(
                 f"target: expected shape {tuple(hidden.shape[:-1])} for hidden of shape "
                 f"{tuple(hidden.shape)}, got {tuple(target.shape)}"
+                + "; repeat the hidden vectors of a row for each of its labels"
+                * several
             )
         if marked is not target:  # a row may be ignored
             hidden = without_ignored(hidden, marked == -1)
@@ -296,8 +299,8 @@ class Head(nn.Module, ABC):
 
         Args:
             hidden: context vectors, [..., D].
-            exclude: classes to leave out, int64 or uint8: [K] for all rows, or [..., K] padded
-                with -1. They have -inf, and the probabilities of the others sum to 1.
+            exclude: classes to leave out, int64: [K] for all rows, or [..., K] padded with -1. They
+                have -inf, and the probabilities of the others sum to 1.
 
         Raises:
             ValueError: for a wrong shape or dtype of ``exclude``; on a CPU, where its values are
@@ -523,9 +526,10 @@ class Head(nn.Module, ABC):
         check_tensor("hidden", hidden)
         candidates = check_classes("candidates", candidates)
         if candidates.shape[:-1] != hidden.shape[:-1] or not candidates.ndim:
+            shape = ", ".join([*map(str, hidden.shape[:-1]), "K"])
             raise ValueError(
-                f"candidates: expected shape {[*hidden.shape[:-1], 'K']} for hidden of shape "
-                f"{list(hidden.shape)}, got {list(candidates.shape)}"
+                f"candidates: expected shape [{shape}] for hidden of shape {list(hidden.shape)}, "
+                f"got {list(candidates.shape)}"
             )
         ignored = self.ignore_index if ignore_index is None else ignore_index
         marked = mark_targets(candidates, self.n_classes, ignored, name="candidates").reshape(

@@ -20,7 +20,7 @@ from hstree._checks import (
 )
 from hstree._numerics import draw_columns, linear_scores
 from hstree.heads.gate import GATES
-from hstree.heads.rows import sample_again, topk_of_all
+from hstree.heads.rows import sample_again
 from hstree.heads.sampled import SampledSoftmax
 from hstree.heads.state import HasWeight, saved_tables
 from hstree.heads.trees import CONTEXTS, TreeShape, check_trees, trees_of_text
@@ -317,14 +317,6 @@ class ForestSoftmax(SampledSoftmax):
     def class_log_prob(self, hidden: Tensor) -> Tensor:
         trees = self._of_trees(hidden)
         return forest_log_softmax(hidden, *trees, self.weight, self.bias, self.cluster)
-
-    def topk_rows(
-        self, hidden: Tensor, k: int, excluded: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """On a CPU in chunks of four times as many rows as other heads: products of few rows read
-        the whole weight from memory again."""
-        columns = max(1, self.n_classes // 4) if hidden.device.type == "cpu" else self.n_classes
-        return topk_of_all(self, columns, hidden, k, excluded)
 
     def sample_rows(
         self,

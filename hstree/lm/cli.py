@@ -329,7 +329,8 @@ def _kept(interrupt: KeyboardInterrupt) -> str:
     if best is not None:
         value = perplexity(best.valid_loss)
         kept = (
-            f"; epoch {best.epoch} (validation perplexity {value:.1f}) is kept in {interrupt.run}"
+            f"; the weights of epoch {best.epoch} (validation perplexity {value:.1f}) and the last "
+            f"state are kept in {interrupt.run}"
         )
     return f"{kept}; resume with hstree train --resume {interrupt.run}"
 

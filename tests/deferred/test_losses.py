@@ -302,6 +302,7 @@ def test_a_read_after_a_change_raises(what: str, reads: list[int]) -> None:
         logits.max()
     with pytest.raises(RuntimeError, match="logits: expected to be read before"):
         F.cross_entropy(logits, torch.arange(5))
+    assert repr(logits) == f"DeferredLogits(shape=(5, {V}), dtype=torch.float32, never computed)"
 
 
 def test_logits_that_were_read_outlive_a_step(reads: list[int]) -> None:

@@ -231,20 +231,15 @@ def test_bad_arguments(kind: str) -> None:
     everything = torch.arange(size)
     for use in (head.log_prob, head.predict, head.sample, partial(head.topk, k=2)):
         for bad, match in [
-            (
-                torch.zeros(2),
-                r"exclude: expected dtype torch.int64 or torch.uint8, got torch.float",
+            *(
+                (torch.zeros(size, dtype=dtype), rf"exclude: expected .* torch.int64, got {dtype}")
+                for dtype in (torch.float32, torch.bool, torch.int32, torch.uint8)
             ),
-            (torch.zeros(size, dtype=torch.bool), "exclude: expected dtype .*, got torch.bool"),
-            (torch.zeros(2, dtype=torch.int32), "exclude: expected dtype .*, got torch.int32"),
-            (torch.tensor(3), r"exclude: expected shape \['K'\] or \[2, 'K'\], got \[\]"),
-            (torch.zeros(3, 4, dtype=torch.int64), r"or \[2, 'K'\], got \[3, 4\]"),
-            (torch.zeros(1, 2, 4, dtype=torch.int64), r"or \[2, 'K'\], got \[1, 2, 4\]"),
-            (
-                torch.tensor([0, size]),
-                rf"exclude: expected values in \[0, {size}\) or .*, got {size}",
-            ),
-            (torch.tensor([0, -2]), rf"exclude: expected values in \[0, {size}\) or .*, got -2"),
+            (torch.tensor(3), r"exclude: expected shape \[K\] or \[2, K\], got \[\]"),
+            (torch.zeros(3, 4, dtype=torch.int64), r"or \[2, K\], got \[3, 4\]"),
+            (torch.zeros(1, 2, 4, dtype=torch.int64), r"or \[2, K\], got \[1, 2, 4\]"),
+            (torch.tensor([0, size]), rf"exclude: .* \[0, {size}\) or -1, got {size}"),
+            (torch.tensor([0, -2]), rf"exclude: .* \[0, {size}\) or -1, got -2"),
             (everything, rf"exclude: expected at least \d of the {size} classes .*, got 0"),
             (everything.repeat(2, 2), rf"exclude: expected at least \d of the {size} .*, got 0"),
         ]:
@@ -254,19 +249,18 @@ def test_bad_arguments(kind: str) -> None:
             use(hidden, exclude=[0, 1])
     with pytest.raises(ValueError, match=rf"at least 4 of the {size} classes to be left .*, got 3"):
         head.topk(hidden, 4, exclude=everything[3:])
-    with pytest.raises(ValueError, match=r"exclude: expected shape \['K'\], got \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"exclude: expected shape \[K\], got \[1, 2\]"):
         head.log_prob(hidden[0], exclude=torch.tensor([[1, 2]]))
     assert (
         head.topk(hidden, 3, exclude=everything[3:])[1].sort(1).values.tolist() == [[0, 1, 2]] * 2
     )
 
 
-def test_uint8_and_other_layouts_of_the_classes() -> None:
+def test_other_layouts_of_the_classes() -> None:
     head, hidden = make("softmax"), draw(4, D)
     exclude = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
     expected = head.log_prob(hidden, exclude=exclude.t().contiguous())
     assert torch.equal(head.log_prob(hidden, exclude=exclude.t()), expected)
-    assert torch.equal(head.log_prob(hidden, exclude=exclude.t().to(torch.uint8)), expected)
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,11 @@ def test_bad_input(kind: str) -> None:
     hidden, target = draw(4, D), draw_targets(4)
     for bad, match in (
         (target[:3], r"target: expected shape \(4,\) for hidden of shape \(4, 10\), got \(3,\)"),
-        (target[None], r"target: expected shape \(4,\).*got \(1, 4\)"),
+        (target[None], r"target: expected shape \(4,\).*got \(1, 4\)$"),
+        (
+            target[:, None],
+            r"got \(4, 1\); repeat the hidden vectors of a row for each of its labels",
+        ),
         (target.int(), "target: expected dtype torch.int64 or torch.uint8, got torch.int32"),
         (target.float(), "target: expected dtype torch.int64 or torch.uint8, got torch.float32"),
     ):

@@ -199,7 +199,10 @@ def test_interrupt_after_an_epoch_keeps_it(data: Path, elsewhere: Path) -> None:
             if line.startswith("epoch      3/100000"):
                 break
         error = interrupt(process)
-    match = re.search(r"epoch (\d+) \(validation perplexity ([\d.]+)\) is kept in run; ", error)
+    match = re.search(
+        r"epoch (\d+) \(validation perplexity ([\d.]+)\) and the last state are kept in run; ",
+        error,
+    )
     assert match, error
     assert error.endswith("resume with hstree train --resume run\n")
     assert [path.name for path in elsewhere.iterdir()] == ["run"]
