@@ -52,7 +52,7 @@ class Table:
 
     def row(self, first: str) -> dict[str, str]:
         """The cells by column of the row with this first cell."""
-        (found,) = (row for row in self.rows if row[0].strip("`") == first)
+        (found,) = (row for row in self.rows if row[0].replace("`", "") == first.replace("`", ""))
         return dict(zip(self.header, found, strict=True))
 
     def part(self, columns: str) -> Table:
@@ -129,9 +129,11 @@ def whole(page: str, title: str = "", columns: str = "", rows: Collection[str] =
     return figure
 
 
-def study(page: str, title: str, columns: str) -> Figure:
-    """Some columns of a table of a study, with the names of the classes."""
-    return lambda _: str(renamed(named(page, title).part(columns)))
+def study(page: str, title: str, columns: str, rows: Collection[str] = ()) -> Figure:
+    """Some columns and rows of a table of a study, without settings that most rows share."""
+    shared = re.compile(r", C = [\d,]*\d|, weight decay [\d.]+|, 1,024 in the head| \(sweep.*\)")
+    of = whole(page, title, columns, rows)
+    return lambda old: shared.sub("", of(old))
 
 
 def all_of(page: str, columns: str = "") -> Figure:
@@ -147,63 +149,22 @@ def bounds(values: Collection[float], form: str) -> str:
     return f"{format(min(values), form)} to {format(max(values), form)}"
 
 
-# ---- one name for one head
-
-HEADS_BY_TITLE = (
-    (r"^softmax", "`Softmax`"),
-    (
-        r"^sampled softmax, ([\d,]+) negatives and the batch's targets",
-        r"`SampledSoftmax`, \1 negatives",
-    ),
-    (
-        r"^sampled softmax, ([\d,]+) negatives",
-        r"`SampledSoftmax`, \1 negatives, `in_batch=False`",
-    ),
-    (r"^forest of (\w+) (trees?), C = [\d,]*\d", r"`ForestSoftmax`, \1 \2"),
-    (r"^four trees of two levels, C = 256", "`TreeEnsemble`, 4 trees"),
-    (r"^(\w+) (trees?), C = [\d,]+, shared leaves", r"`TreeEnsemble`, \1 \2"),
-    (r"^one tree, C = [\d,]+, binary below", "`TreeEnsemble`, one binary tree"),
-    (r"^Forest", "`ForestSoftmax`"),
-    (r"^mixture of (\d+) softmaxes", r"`MixtureOfSoftmaxes`, K = \1"),
-    (r"^adaptive softmax, 1,024 in the head", "`AdaptiveSoftmax`"),
-    (r", weight decay [\d.]+| \(sweep not finished\)", ""),
-)
-"""Titles of the studies, as patterns, and what the documentation calls them."""
-
-
-def renamed(table: Table) -> Table:
-    """A table of a study with the names of the classes in its first column."""
-
-    def name(title: str) -> str:
-        for pattern, new in HEADS_BY_TITLE:
-            title = re.sub(pattern, new, title)
-        return title
-
-    rows = [[name(first), *others] for first, *others in table.rows]
-    return Table(table.heading, table.title, table.header, table.alignment, rows)
-
-
 # ---- figures of several records
 
+AVX2 = "cpu-avx2.json"
 UNIT, FLAT = "linear", "F.linear + F.cross_entropy"
 SIZES = (10_000, 33_278, 100_000)
 # Contestants of the training steps, as README calls them, with the trees study's rows.
 ROWS = {
-    UNIT: ("`nn.Linear` + `F.cross_entropy`", "softmax"),
-    "softmax": ("`Softmax`", "softmax"),
-    "adaptive": ("`nn.AdaptiveLogSoftmaxWithLoss`", "adaptive softmax, 1,024 in the head"),
-    "sampled": (
-        "`SampledSoftmax`, 128 negatives",
-        "sampled softmax, 128 negatives and the batch's targets",
-    ),
+    UNIT: ("`nn.Linear` + `F.cross_entropy`", "Softmax"),
+    "softmax": ("`Softmax`", "Softmax"),
+    "adaptive": ("`nn.AdaptiveLogSoftmaxWithLoss`", "AdaptiveSoftmax, 1,024 in the head"),
+    "sampled": ("`SampledSoftmax`, 128 negatives", "SampledSoftmax, 128 negatives"),
     "forest, sampled": (
         "`ForestSoftmax`, 512 negatives",
-        "forest of 4 trees, C = 256, 512 negatives, weight decay 0.1",
+        "ForestSoftmax, 4 trees, C = 256, 512 negatives, weight decay 0.1",
     ),
-    "trees": (
-        "`TreeEnsemble`, 4 trees",
-        "4 trees, C = 256, shared leaves, weight decay 0.1",
-    ),
+    "trees": ("`TreeEnsemble`, 4 trees", "TreeEnsemble, 4 trees, C = 256, weight decay 0.1"),
 }
 
 
@@ -213,36 +174,36 @@ def perplexity(row: str) -> float:
 
 
 @cache
-def contests() -> dict[str, dict[str, Any]]:
+def contests(file: str = "cpu.json") -> dict[str, dict[str, Any]]:
     """The contests on a CPU by name."""
-    found: dict[str, dict[str, Any]] = json.loads((RESULTS / "cpu.json").read_text())["cpu"]
+    found: dict[str, dict[str, Any]] = json.loads((RESULTS / file).read_text())["cpu"]
     return found
 
 
-def times_of(name: str, of: str, to: str, figure: str = "seconds") -> float:
+def times_of(name: str, of: str, to: str, figure: str = "seconds", file: str = "cpu.json") -> float:
     """A figure of a contestant over that of another one."""
-    found = ratio(contests()[name]["contestants"], of, to, figure)
+    found = ratio(contests(file)[name]["contestants"], of, to, figure)
     assert found is not None, (name, of)
     return found
 
 
-def step_share(size: int, name: str) -> float:
+def step_share(size: int, name: str, file: str = "cpu.json") -> float:
     """The time of a training step over that of a linear layer."""
-    return times_of(f"training steps, V = {size}", name, UNIT)
+    return times_of(f"training steps, V = {size}", name, UNIT, file=file)
 
 
 def summary(_: str) -> str:
-    """Time, memory and perplexity of output layers."""
-    largest = contests()[f"training steps, V = {SIZES[-1]}"]["contestants"]
-    sizes = (SIZES[0], SIZES[-1])
-    header = ["head", "test perplexity", *(f"time, V = {size:,}" for size in sizes)]
+    """Time and memory of output layers, with AVX-512 and with AVX2."""
+    size, *_, most = SIZES
+    largest = contests()[f"training steps, V = {most}"]["contestants"]
+    header = ["head", f"time, V = {most:,}", "with AVX2", f"memory, V = {most:,}"]
+    header.append(f"time, V = {size:,}")
     rows = []
-    for name, (label, row) in ROWS.items():
+    for name, (label, _) in ROWS.items():
         memory = f"{largest[name]['peak_bytes'] / 2**20:,.0f} MiB"
-        shares = (step_share(size, name) for size in sizes)
-        times = (f"{share:.{2 if share > 0.1 else 3}f}" for share in shares)
-        rows.append([label, f"{perplexity(row):.1f}", *times, memory])
-    header.append(f"memory, V = {sizes[-1]:,}")
+        shares = step_share(most, name), step_share(most, name, AVX2), step_share(size, name)
+        times = [f"{share:.{2 if share > 0.1 else 3}f}" for share in shares]
+        rows.append([label, *times[:2], memory, times[2]])
     return str(Table("", "", header, ["---", *["---:"] * 4], rows))
 
 
@@ -254,16 +215,17 @@ def one_line(_: str) -> str:
         ("plain", UNIT, "eager"),
         ("`torch.compile`", "linear, compiled", "compiled"),
         ("Liger", None, "liger"),
-        ("hstree", "softmax", "softmax"),
+        ("hstree", "linear, deferred", "softmax"),
     ):
         cells = ["not on a CPU", ""]
         if here is not None:
             memory = f"{there[here]['peak_bytes'] / 2**20:,.0f} MiB"
-            cells = [f"{step_share(SIZES[-1], here):.2f}", memory]
+            both = (f"{step_share(SIZES[-1], here, of):.2f}" for of in ("cpu.json", AVX2))
+            cells = [" / ".join(both), memory]
         bytes_ = on_gpu()[f"benchmarks/{GPU_SETTINGS[0]}/{gpu}"]["peak_bytes"]
         time_ = gpu_step(GPU_SETTINGS[0], gpu)
         rows.append([label, *cells, f"{time_:.2f}", f"{bytes_ / 2**30:.1f} GiB"])
-    header = ["loss", "CPU: time", "CPU: memory", "H200: time", "H200: memory"]
+    header = ["loss", "CPU: time, AVX-512 / AVX2", "CPU: memory", "H200: time", "H200: memory"]
     return str(Table("", "", header, ["---", *["---:"] * 4], rows))
 
 
@@ -286,9 +248,11 @@ def which_head() -> bytes:
 def heads(old: str) -> str:
     """The table of heads with its figures: rows of heads that were timed get those of their record,
     by the last name in the first cell, before the formula in the last one; the others stay."""
+    kinds = ("cpu.json", AVX2)
     by_name = {
         of: [
-            *(f"{times_of(name, of, FLAT, what):.2f}" for what in ("seconds", "peak_bytes")),
+            " / ".join(f"{times_of(name, of, FLAT, file=kind):.2f}" for kind in kinds),
+            f"{times_of(name, of, FLAT, 'peak_bytes'):.2f}",
             f"{figures['parameters'] / 1e6:,.2f} M",
         ]
         for name in ("heads", "default trees", "mixtures")
@@ -302,11 +266,6 @@ def heads(old: str) -> str:
             line = f"| {' | '.join([first, *by_name[key], cells[-1]])} |"
         lines.append(line)
     return "\n".join(lines)
-
-
-def quality(_: str) -> str:
-    """Rows of the trees study."""
-    return str(renamed(named("trees-study.md", "Results").only(QUALITY_ROWS).part(QUALITY)))
 
 
 DECODING = ("decoding, N = 1", "decoding, N = 32")
@@ -344,7 +303,7 @@ def all_classes(_: str) -> str:
 def forest_price(_: str) -> str:
     """How much higher the perplexity of a forest over all classes is, after long training."""
     rows = named("transformer-study.md", "After 10,000 steps")
-    forest, softmax = (number(rows.row(name)["valid"]) for name in (EVERY, "softmax"))
+    forest, softmax = (number(rows.row(name)["valid"]) for name in (EVERY, "Softmax"))
     return f"{forest / softmax - 1:.0%}"
 
 
@@ -447,7 +406,7 @@ def gpu_steps(_: str) -> str:
 def tree_rates(_: str) -> str:
     """Validation perplexities of four trees by the factor on the learning rate."""
     title = "by the value of a setting"
-    row = named("trees-study.md", title).row("4 trees, C = 256, shared leaves")
+    row = named("trees-study.md", title).row(TREES)
     return row["value: perplexity"]
 
 
@@ -499,11 +458,11 @@ LABORATORY: dict[str, Figure] = {
 
 # ---- the places
 
-FOREST = "forest of 4 trees, C = 256, 512 negatives"
-SAMPLED = "sampled softmax, 512 negatives and the batch's targets"
-TREES = "4 trees, C = 256, shared leaves"
+FOREST = "`ForestSoftmax`, 4 trees, C = 256, 512 negatives"
+SAMPLED = "`SampledSoftmax`, 512 negatives"
+TREES = "`TreeEnsemble`, 4 trees, C = 256"
 TAIL = ", all classes in the last tenth"
-EVERY = "forest of 4 trees, C = 256, all classes"
+EVERY = "`ForestSoftmax`, 4 trees, C = 256, all classes"
 
 
 def _transformer(steps: str, row: str, column: str = "valid") -> Figure:
@@ -520,16 +479,16 @@ def _labels(title: str, row: str) -> Figure:
 
 QUALITY = "head | test | valid | head step | parameters"
 QUALITY_ROWS = (
-    "softmax",
+    "`Softmax`",
     f"{SAMPLED}, weight decay 0.1",
     f"{FOREST}, weight decay 0.1",
     f"{EVERY}, weight decay 0.1",
     f"{TREES}, weight decay 0.1",
-    "one tree, C = 256, shared leaves",
-    "one tree, C = 256, binary below",
-    "mixture of 5 softmaxes, weight decay 0.1",
-    "adaptive softmax, 1,024 in the head",
-    "softmax, tied, weight decay 0.1 (sweep not finished)",
+    "`TreeEnsemble`, one tree, C = 256",
+    "`TreeEnsemble`, one binary tree, C = 256",
+    "`MixtureOfSoftmaxes`, K = 5, weight decay 0.1",
+    "`AdaptiveSoftmax`, 1,024 in the head",
+    "`Softmax`, tied, weight decay 0.1 (sweep not finished)",
     f"{SAMPLED}, tied, weight decay 0.1",
     f"{FOREST}, tied, weight decay 0.1",
     f"{TREES}, tied, weight decay 0.1",
@@ -541,10 +500,10 @@ CHANGES = (
     "Eight trees over halves, parameters of four",
     "A learned gate for four trees",
     "Four clustered trees instead of a softmax",
-    "Forest of four trees instead of a softmax",
-    "Forest: 16 trees instead of four",
-    "Forest: copies of one tree instead",
-    "Forest: random clusters instead of learned ones",
+    "`ForestSoftmax` of four trees instead of a softmax",
+    "`ForestSoftmax`: 16 trees instead of four",
+    "`ForestSoftmax`: copies of one tree instead",
+    "`ForestSoftmax`: random clusters instead of learned ones",
 )
 CURVES = "head | time 16,000 | time 4,000 | time 1,000 | step"
 SCREEN = "chosen: R = 288, int4, n = 256"
@@ -565,19 +524,19 @@ SCREENED_ROWS = (
 README: dict[str, Figure] = {
     "one line": one_line,
     "sampled equal time": _equal_time(SAMPLED + TAIL),
-    "softmax 1,600": _transformer("1,600", "softmax"),
+    "softmax 1,600": _transformer("1,600", "Softmax"),
     "sampled tail": _transformer("10,000", SAMPLED + TAIL),
-    "softmax 10,000": _transformer("10,000", "softmax"),
+    "softmax 10,000": _transformer("10,000", "Softmax"),
     "gpu sampled": lambda _: f"{gpu_step(GPU_SETTINGS[0], 'sampled'):.2g}",
     "step of SmolLM2": cell("lm_head.md", "lm_head", "replace_lm_head(model)", "time of a step"),
     "greedy": speed("SmolLM2"),
     "greedy large": speed("Shape of Gemma"),
     "five labels sampled": _labels("100,000 labels, five", "sampled-512"),
     "five labels tree": _labels("100,000 labels, five", "clustered-tree"),
-    "growth": lambda _: f"{times_of('growth, T = 1', 'V = 1000000', 'V = 1000'):.1f}",
+    "trees step": lambda _: f"{step_share(SIZES[-1], 'trees'):.2g}",
     "all classes": all_classes,
     "full forest": lambda _: f"{perplexity(f'{EVERY}, weight decay 0.1'):.1f}",
-    "PTB softmax": lambda _: f"{perplexity('softmax'):.1f}",
+    "PTB softmax": lambda _: f"{perplexity('Softmax'):.1f}",
     "forest price": forest_price,
 }
 DOCS: dict[str, Figure] = {
@@ -586,12 +545,12 @@ DOCS: dict[str, Figure] = {
     "napkinXC": beside_napkin,
     "labels": labels,
     "summary": summary,
-    "quality": quality,
+    "quality": study("trees-study.md", "Results", QUALITY, QUALITY_ROWS),
     "large vocabulary": study("large-vocabulary.md", "by training time", CURVES),
     "dense embedding": study_times("sampled-in-batch-dense"),
     "decoding": decoding_costs,
     "screened": whole("screened.md", "SmolLM2", SCREENED, SCREENED_ROWS),
-    "ensemble changes": lambda _: str(renamed(named("randomized.md", "Change of").only(CHANGES))),
+    "ensemble changes": whole("randomized.md", "Change of", rows=CHANGES),
     "gpu": gpu_steps,
     "gpu screened": whole("gpu.md", "The best word", BEST_WORD),
     "heads": heads,
@@ -607,7 +566,7 @@ DOCS: dict[str, Figure] = {
     "fastText 400": visits("fasttext", 400),
     "fastText 100": visits("fasttext", 100),
     "generation": all_of("generation.md"),
-    "shapes": whole("trees-study.md", "of trees with shared leaves"),
+    "shapes": whole("trees-study.md", "of trees of two levels"),
     "tree rates": tree_rates,
     "half of the features": lambda _: named("subset-sizes.md").rows[1][-1].partition(" /")[0],
     "a quarter": lambda _: named("subset-sizes.md").rows[0][-1].partition(" /")[0],

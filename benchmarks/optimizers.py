@@ -9,9 +9,11 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Optimizer
 
+import hstree
 from benchmarks.baselines import flat_loss, sampled_loss
 from benchmarks.contest import Build, Contestant, Size, batch, step
 from benchmarks.heads import TORCH_CHUNKS, Loss, chunked_loss
@@ -92,9 +94,15 @@ def _layer(
     )
 
 
-def _head(
-    size: Size, device: str, name: str, compiled: bool = False, data: Any = batch, **options: Any
-) -> Contestant:
+def _deferred(size: Size, device: str) -> Contestant:
+    """The linear layer and its cross-entropy, with the line of README."""
+    hidden, target, _ = batch(size.rows, size.features, size.classes)
+    linear = hstree.defer_logits(nn.Linear(size.features, size.classes))
+    optimizer = torch.optim.AdamW(linear.parameters(), fused=True)
+    return _step(linear, optimizer, lambda: F.cross_entropy(linear(hidden), target), hidden)
+
+
+def _head(size: Size, device: str, name: str, data: Any = batch, **options: Any) -> Contestant:
     """A registered head, or trees."""
     hidden, target, frequencies = data(size.rows, size.features, size.classes)
     if name == "trees":
@@ -102,9 +110,8 @@ def _head(
     else:
         known = {} if name == "adaptive" else {"frequencies": frequencies}
         head = build_head(name, size.features, size.classes, **known, **options)
-    call = torch.compile(head, dynamic=False) if compiled else head
     optimizer = AdamW(head.parameter_groups(lr=1e-3))
-    return _step(head, optimizer, lambda: call(hidden, target).loss, hidden)
+    return _step(head, optimizer, lambda: head(hidden, target).loss, hidden)
 
 
 TRAINING_SIZES = [Size(512, 256, classes, 256) for classes in (10_000, 33_278, 100_000)]
@@ -116,10 +123,10 @@ _trees = partial(_head, name="trees")
 TRAINING: dict[str, Build] = {
     "linear": partial(_layer, loss=flat_loss),
     "linear, compiled": partial(_layer, loss=flat_loss, compiled=True),
+    "linear, deferred": _deferred,
     **{name: partial(_layer, loss=loss) for name, loss in _CHUNKED.items() if TORCH_CHUNKS},
     "sampled softmax in plain torch": partial(_layer, loss=sampled_loss),
     "adaptive": partial(_head, name="adaptive"),
-    "adaptive, compiled": partial(_head, name="adaptive", compiled=True),
     "softmax": partial(_head, name="softmax"),
     "sampled": partial(_head, name="sampled", negatives=128),
     "forest": partial(_head, name="forest"),

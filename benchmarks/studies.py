@@ -365,6 +365,7 @@ def curve_picture(
     figure = new_figure(*size)
     of = figure.subplots()
     for label, x, y, style in curves:
+        label = label.replace("`", "")
         of.plot(x, y, marker="o", markersize=3, label=label, **line_style(style))
     of.set(yscale="log", ylabel="validation perplexity (log scale)", **axes)
     of.yaxis.set_major_locator(FixedLocator(ticks))
@@ -381,7 +382,6 @@ PTB = lstm(200, 0.2, 5, 0.002, "cosine") | {"optimizer": "adamw", FACTOR: 8.0}
 OPTION = "head_option"
 NEGATIVES = {OPTION: ("negatives=512",)}
 FOREST: dict[str, Any] = {"head": "forest", "n_trees": 4, "gate": "context"}
-IN_BATCH = "negatives and the batch's targets"
 
 
 def leaves(n_trees: int, clusters: int) -> dict[str, Any]:
@@ -412,21 +412,30 @@ def _decayed(
 
 
 def _ptb_contenders() -> Iterator[Contender]:
-    like, four, shared = "leaves-4x256", leaves(4, 256), "shared leaves"
-    title = f"4 trees, C = 256, {shared}"
-    yield _ptb("softmax", "softmax", 64, 2, 4, 8, 16, 32, 128, seeds=3, head="softmax")
+    like, four = "leaves-4x256", leaves(4, 256)
+    title = "`TreeEnsemble`, 4 trees, C = 256"
+    yield _ptb("softmax", "`Softmax`", 64, 2, 4, 8, 16, 32, 128, seeds=3, head="softmax")
     yield _ptb(like, title, 8, 4, 16, seeds=3, **four)
-    yield _ptb("leaves-4x1024", f"4 trees, C = 1,024, {shared}", **leaves(4, 1024))
-    yield _ptb("leaves-1x256", f"one tree, C = 256, {shared}", seeds=3, **leaves(1, 256))
+    yield _ptb("leaves-4x1024", "`TreeEnsemble`, 4 trees, C = 1,024", **leaves(4, 1024))
+    yield _ptb("leaves-1x256", "`TreeEnsemble`, one tree, C = 256", seeds=3, **leaves(1, 256))
     adaptive = {"head": "adaptive", OPTION: ("cutoffs=[1024]",)}
-    yield _ptb("adaptive", "adaptive softmax, 1,024 in the head", 4, 2, 8, seeds=3, **adaptive)
+    yield _ptb("adaptive", "`AdaptiveSoftmax`, 1,024 in the head", 4, 2, 8, seeds=3, **adaptive)
     draws = {"head": "sampled", OPTION: ("negatives=1024", "in_batch=false")}
-    yield _ptb("sampled", "sampled softmax, 1,024 negatives", 8, 2, 4, 16, seeds=3, **draws)
+    yield _ptb(
+        "sampled",
+        "`SampledSoftmax`, 1,024 negatives, `in_batch=False`",
+        8,
+        2,
+        4,
+        16,
+        seeds=3,
+        **draws,
+    )
     for n, tried in ((128, (4, 2, 8)), (512, (2, 4))):
         own = {"head": "sampled", OPTION: (f"negatives={n}",)}
-        name, of = f"sampled-in-batch-{n}", f"sampled softmax, {n} {IN_BATCH}"
+        name, of = f"sampled-in-batch-{n}", f"`SampledSoftmax`, {n} negatives"
         yield _ptb(name, of, *tried, seeds=3, **own)
-    name, forest = "forest-sampled", "forest of 4 trees, C = 256, 512 negatives"
+    name, forest = "forest-sampled", "`ForestSoftmax`, 4 trees, C = 256, 512 negatives"
     draws = FOREST | NEGATIVES
     yield _ptb(name, forest, 2, 1, 4, **draws)
     dropout = {"dropout": 0.4, "dropout_input": 0.4, FACTOR: 4.0}
@@ -436,33 +445,33 @@ def _ptb_contenders() -> Iterator[Contender]:
     tail, last = {"all_classes": 0.1}, "all classes in the last tenth"
     yield _decayed(f"{name}-tail", f"{forest}, {last}", 4.0, seeds=2, **draws | tail)
     for n_trees, clusters in ((1, 256), (2, 256), (8, 256), (4, 64), (4, 1024)):
-        of = "forest of one tree" if n_trees == 1 else f"forest of {n_trees} trees"
+        of = "one tree" if n_trees == 1 else f"{n_trees} trees"
         shape = NEGATIVES | {"n_trees": n_trees, "clusters": clusters}
-        of = f"{of}, C = {clusters:,}, 512 negatives"
+        of = f"`ForestSoftmax`, {of}, C = {clusters:,}, 512 negatives"
         yield _decayed(f"{name}-{n_trees}x{clusters}", of, 4.0, **FOREST | shape)
-    every = "forest of 4 trees, C = 256, all classes"
+    every = "`ForestSoftmax`, 4 trees, C = 256, all classes"
     yield _decayed("forest", every, 4.0, seeds=3, **FOREST)
     mixture = {"head": "mos", OPTION: ("components=5",)}
-    yield _decayed("mos-5", "mixture of 5 softmaxes", 8.0, **mixture)
-    sampled, draws = f"sampled softmax, 512 {IN_BATCH}", {"head": "sampled", **NEGATIVES}
+    yield _decayed("mos-5", "`MixtureOfSoftmaxes`, K = 5", 8.0, **mixture)
+    sampled, draws = "`SampledSoftmax`, 512 negatives", {"head": "sampled", **NEGATIVES}
     yield _decayed("sampled-in-batch-512", sampled, 4.0, **draws)
     yield _decayed("sampled-tail", f"{sampled}, {last}", 4.0, **draws | tail)
-    yield _decayed("softmax", "softmax", 8.0, head="softmax")
+    yield _decayed("softmax", "`Softmax`", 8.0, head="softmax")
     yield _decayed(like, title, 8.0, **four)
     one = {"head": "trees", "n_trees": 1, "clusters": 256, "binary": True, "gate": "uniform"}
-    yield _ptb("tree", "one tree, C = 256, binary below", 4, 2, 8, **one)
+    yield _ptb("tree", "`TreeEnsemble`, one binary tree, C = 256", 4, 2, 8, **one)
     rates, tied, softmax = (0.004, 0.002, 0.008), {"tied": True}, {"head": "softmax"}
-    yield _ptb("softmax-tied", "softmax, tied", *rates, sweep=RATE, seeds=3, **softmax, **tied)
+    yield _ptb("softmax-tied", "`Softmax`, tied", *rates, sweep=RATE, seeds=3, **softmax, **tied)
     rates = (0.008, 0.002, 0.004, 0.016)
     of = f"{title}, tied"
     found = _ptb(f"{like}-tied", of, *rates, sweep=RATE, seeds=3, **four, **tied)
     yield replace(found, sweeps={**found.sweeps, FACTOR: (2.0, 1.0, 4.0, 8.0)})
     best = {RATE: 0.008, FACTOR: 2.0}  # those of the one before
-    of = f"4 trees, C = 1,024, {shared}, tied"
+    of = "`TreeEnsemble`, 4 trees, C = 1,024, tied"
     yield _ptb("leaves-4x1024-tied", of, seeds=3, **leaves(4, 1024), **tied, **best)
     more, decayed = (0.008, 0.004, 0.016), {**tied, DECAY: 0.1, FACTOR: 2.0}
     for name, of, tried, its in (
-        ("softmax", "softmax", (0.016, 0.004, 0.008, 0.032), softmax),
+        ("softmax", "`Softmax`", (0.016, 0.004, 0.008, 0.032), softmax),
         ("sampled-in-batch-512", sampled, more, draws),
         ("forest-sampled", forest, more, FOREST | NEGATIVES),
         (like, title, more, four),
@@ -623,7 +632,7 @@ def _shapes(found: Sequence[Result]) -> Iterator[Table]:
         header = ["trees, tied" if tied else "trees", *(f"C = {c:,}" for c in clusters)]
         if own:
             title = (
-                f"Validation perplexity of {tied}trees with shared leaves after "
+                f"Validation perplexity of {tied}trees of two levels after "
                 f"{own[0].settings['epochs']} epochs, a schedule of their own, one seed"
             )
             yield row_table(title, header, rows, None, str)
@@ -657,7 +666,9 @@ def _ensemble(
     learned, forest = gate == "context", head == "forest"
     kind = "copies of one tree" if identical else "trees"
     title = f"{n_trees} {kind}" if n_trees > 1 else "one tree"
-    title = "forest: " * forest + f"{title}, {recipe}, {features}" + ", learned gate" * learned
+    title = (
+        "`ForestSoftmax`: " * forest + f"{title}, {recipe}, {features}" + ", learned gate" * learned
+    )
     name = "forest-" * forest + f"{recipe}-{n_trees}" + f"-s{subset}" * (subset < FEATURES)
     name += "-copies" * identical + "-gate" * learned
     sweeps = FACTORS if name in (BASE, FOUR) else {}
@@ -668,7 +679,7 @@ def _randomized() -> Iterator[Contender]:
     half, quarter = FEATURES // 2, FEATURES // 4
     yield _ensemble(1)
     settings = SMALL | {FACTOR: 1.0, "head": "softmax"}
-    yield Contender(SOFTMAX, "softmax", settings, {FACTOR: (*FACTORS[FACTOR], 1.0)})
+    yield Contender(SOFTMAX, "`Softmax`", settings, {FACTOR: (*FACTORS[FACTOR], 1.0)})
     yield _ensemble(4, identical=True)
     yield _ensemble(4)
     yield _ensemble(4, identical=True, gate="context")
@@ -701,7 +712,7 @@ def _randomized() -> Iterator[Contender]:
     yield forest(4, "random")
     mixture = SMALL | {FACTOR: 4.0, "head": "mos", "components": 4}
     tried = {FACTOR: (16.0, 2.0, 4.0, 8.0, 32.0)}
-    yield Contender("mos-4", "mixture of 4 softmaxes", mixture, tried)
+    yield Contender("mos-4", "`MixtureOfSoftmaxes`, K = 4", mixture, tried)
 
 
 def first_words(data: Path) -> Corpus:
@@ -784,10 +795,9 @@ two epochs. Small on purpose, so that every question gets three seeds. ± is the
 over seeds. *Copies of one tree* have the same tree and vectors of their own; without a learned gate
 and with all features they start equal, and only rounding errors, which the optimizer amplifies,
 drive them apart: enough to raise the rank, and no gain. *Rank* is that of the matrix log P over
-2,000 contexts of the test text, in float64 (at most 1,000). A *forest* is a mixture of softmaxes
-over one output embedding, to which each tree adds the vectors of its 32 clusters
-(hstree.ForestSoftmax); its copies of one tree start with small random vectors, since equal ones
-would stay equal.
+2,000 contexts of the test text, in float64 (at most 1,000). `ForestSoftmax` has 32 clusters a tree;
+its copies of one tree start with small random vectors, since equal ones would stay equal. The other
+trees are those of `TreeEnsemble`.
 """
 
 
@@ -831,15 +841,15 @@ COMPARISONS = (
     ("Four random trees instead of one", "random-4", "random-1"),
     ("Four Huffman trees instead of one", "huffman-4", "huffman-1"),
     ("Four clustered trees instead of a softmax", "cluster-4", SOFTMAX),
-    ("Forest of one tree instead of a softmax", "forest-cluster-1", SOFTMAX),
-    ("Forest of four trees instead of a softmax", FOUR, SOFTMAX),
-    ("Forest of four trees instead of a mixture of four softmaxes", FOUR, "mos-4"),
-    ("Forest: four trees instead of one", FOUR, "forest-cluster-1"),
-    ("Forest: 16 trees instead of four", "forest-cluster-16-gate", FOUR),
-    ("Forest: copies of one tree instead", "forest-cluster-4-copies-gate", FOUR),
-    ("Forest: random clusters instead of learned ones", "forest-random-4-gate", FOUR),
-    ("Forest: trees over halves of the features", "forest-cluster-4-s32-gate", FOUR),
-    ("Forest: weights 1 / 4 instead of a learned gate", "forest-cluster-4", FOUR),
+    ("`ForestSoftmax` of one tree instead of a softmax", "forest-cluster-1", SOFTMAX),
+    ("`ForestSoftmax` of four trees instead of a softmax", FOUR, SOFTMAX),
+    ("`ForestSoftmax` of four trees instead of a mixture of four softmaxes", FOUR, "mos-4"),
+    ("`ForestSoftmax`: four trees instead of one", FOUR, "forest-cluster-1"),
+    ("`ForestSoftmax`: 16 trees instead of four", "forest-cluster-16-gate", FOUR),
+    ("`ForestSoftmax`: copies of one tree instead", "forest-cluster-4-copies-gate", FOUR),
+    ("`ForestSoftmax`: random clusters instead of learned ones", "forest-random-4-gate", FOUR),
+    ("`ForestSoftmax`: trees over halves of the features", "forest-cluster-4-s32-gate", FOUR),
+    ("`ForestSoftmax`: weights 1 / 4 instead of a learned gate", "forest-cluster-4", FOUR),
 )  # fmt: skip
 """Questions, with the contenders whose perplexities answer them."""
 
@@ -910,22 +920,19 @@ WARM_UP, LAST_RATE = 0.05, 0.1
 TRANSFORMER_RATE = 0.001
 """The best of 0.0005, 0.001 and 0.002 for a softmax, a sampled one and forests of one tree and of
 four, in runs of SHORT_STEPS on another text: the others were 4 to 13% worse."""
-TAIL = 0.1
 TAILS = {"sampled-in-batch": "softmax", "forest-4": "forest-4-all"}
-"""Contenders that make another long run, whose last TAIL of the steps score all classes; and the
-contender that has these steps."""
-IN_THE_END = ", all classes in the last tenth"
+"""Contenders of which others score all classes in the last steps, and the one with these steps."""
 
 
 def _transformers(steps: int) -> Iterator[Contender]:
     common = {"learning_rate": TRANSFORMER_RATE, "steps": steps}
     draws = {"negatives": 512}
-    forest = "forest of 4 trees, C = 256"
+    forest = "`ForestSoftmax`, 4 trees, C = 256"
     for name, title, head in (
-        ("softmax", "softmax", {}),
-        ("sampled-in-batch", "sampled softmax, 512 negatives and the batch's targets", draws),
+        ("softmax", "`Softmax`", {}),
+        ("sampled-in-batch", "`SampledSoftmax`, 512 negatives", draws),
         ("forest-4", f"{forest}, 512 negatives", {"n_trees": 4, **draws}),
-        ("forest-1", "forest of one tree, C = 256, 512 negatives", {"n_trees": 1, **draws}),
+        ("forest-1", "`ForestSoftmax`, one tree, C = 256, 512 negatives", {"n_trees": 1, **draws}),
         ("forest-4-all", f"{forest}, all classes", {"n_trees": 4, "negatives": None}),
     ):
         settings = {"head": name.split("-")[0], **head, **common}
@@ -936,39 +943,41 @@ def _transformers(steps: int) -> Iterator[Contender]:
 SHORT: Sequence[Contender] = tuple(_transformers(SHORT_STEPS))
 
 
+def _with_tail(one: Contender, tail: float) -> Contender:
+    """With a share of the steps, the last ones, that score all classes."""
+    percent = "" if tail == 0.1 else f"-{100 * tail:.0f}"
+    last = f"{100 * tail:.0f}%" if percent else "tenth"
+    title = f"{one.title}, all classes in the last {last}"
+    settings = {**one.settings, "tail": tail}
+    return replace(one, name=f"{one.name}-tail{percent}", title=title, settings=settings)
+
+
 def _long_transformers() -> Iterator[Contender]:
-    long = [one for one in _transformers(LONG) if one.name != "forest-1"]
-    yield from (replace(one, name=f"{one.name}-long") for one in long)
-    for one in (one for one in long if one.name in TAILS):
-        own = {**one.settings, "tail": TAIL}
-        title = one.title + IN_THE_END
-        yield replace(one, name=f"{one.name}-tail-long", title=title, settings=own)
+    long = {one.name: one for one in _transformers(LONG) if one.name != "forest-1"}
+    tails = [_with_tail(long[name], 0.1) for name in TAILS]
+    for one in (*long.values(), *tails, _with_tail(long["sampled-in-batch"], 0.4)):
+        yield replace(one, name=f"{one.name}-long")
 
 
 BUDGETS = {SHORT_STEPS: "time", LONG: "time-long"}
 """Steps of a softmax, and what the names of the runs of other heads that take as long end with."""
-TREES_TITLE = "four trees of two levels, C = 256"
 
 
 def _equal_time() -> Iterator[Contender]:
-    """Other heads, with steps that take on a CPU about the time of those of a softmax, the trees'
-    less: the pages name it."""
+    """Other heads, with steps that take on a CPU about the time of those of a softmax: the page
+    names it."""
     by_name = {one.name: one for one in SHORT}
     trees = {"head": "trees", "n_trees": 4, "learning_rate": TRANSFORMER_RATE}
-    for name, tail, steps in (
-        ("sampled-in-batch", 0.0, (4800, 30_000)),
-        ("sampled-in-batch", TAIL, (4000, 25_000)),
-        ("forest-4", TAIL, (3800, 24_000)),
-        ("trees", 0.0, (4000, 25_000)),
+    for one, steps in (
+        (by_name["sampled-in-batch"], (4800, 30_000)),
+        (_with_tail(by_name["sampled-in-batch"], 0.1), (4000, 25_000)),
+        (_with_tail(by_name["forest-4"], 0.1), (3800, 24_000)),
+        (Contender("trees", "`TreeEnsemble`, 4 trees, C = 256", trees), (5200, 32_000)),
     ):
-        title, own = TREES_TITLE, trees
-        if name in by_name:
-            title, own = by_name[name].title, by_name[name].settings
-        if tail:
-            name, title, own = f"{name}-tail", title + IN_THE_END, {**own, "tail": tail}
         for end, number in zip(BUDGETS.values(), steps, strict=True):
             seeds = 2 if end == BUDGETS[SHORT_STEPS] else 1
-            yield Contender(f"{name}-{end}", title, {**own, "steps": number}, seeds=seeds)
+            settings = {**one.settings, "steps": number}
+            yield replace(one, name=f"{one.name}-{end}", settings=settings, seeds=seeds)
 
 
 TRANSFORMERS = (*SHORT, *_long_transformers(), *_equal_time())
@@ -1097,7 +1106,7 @@ had perplexities 4 to 13% higher for the softmax, the sampled one and the forest
 four; for {LONG:,} steps no other rate was tried. ± is the standard deviation over seeds. *Valid* is
 the perplexity of the first {TRANSFORMER_TOKENS:,} tokens. *Step* and *time*, which is relative to
 that of the softmax, are of a CPU. *Parameters* are those beside the embeddings. With all classes in
-the last tenth of the steps, *step* is the mean of both kinds. Every run has a schedule of its own
+the last steps, *step* is the mean of both kinds. Every run has a schedule of its own
 number of steps; a line of the picture joins runs of one head.
 """
 
@@ -1108,7 +1117,7 @@ def report_transformer(contenders: Sequence[Contender], records: Records) -> Rep
 
     def share(one: Result) -> float:
         """The mean time of a step over that with a softmax; NaN before it was measured."""
-        name = one.contender.name.partition("-time")[0].removesuffix("-long").removesuffix("-tail")
+        name = one.contender.name.partition("-t")[0].removesuffix("-long")  # -time, -tail
         tail = one.settings.get("tail", 0.0)
         last = shares.get(TAILS[name] if tail else name, math.nan)
         return (1 - tail) * shares.get(name, math.nan) + tail * last
@@ -1128,7 +1137,7 @@ def report_transformer(contenders: Sequence[Contender], records: Records) -> Rep
     for steps, end in BUDGETS.items():
         rows = [one for one in found if one.settings["steps"] == steps]
         tables.append(table(f"After {steps:,} steps", rows, [*columns, of_a_step, size]))
-        softmax = [one for one in rows if one.title == "softmax"]
+        softmax = [one for one in rows if one.title == "`Softmax`"]
         rows = softmax + [one for one in found if one.contender.name.endswith(end)]
         title = f"In the time of {steps:,} steps with a softmax"
         of_time: Column = ("time", lambda r, n=steps: run_time(r) / n, decimals(2))
@@ -1152,7 +1161,7 @@ def _time_picture(found: Sequence[Result], run_time: Callable[[Result], float]) 
         if one.contender.name.removesuffix("-long") in ("forest-1", "forest-4-all"):
             continue  # of which there is one point
         if (valid := one.mean("valid")) is not None and math.isfinite(run_time(one)):
-            label = one.title.replace(" and the batch's targets", "").replace(", C = 256", "")
+            label = one.title.replace(", C = 256", "")
             points.setdefault(label, []).append((run_time(one), valid))
     lines = {label: sorted(of) for label, of in points.items()}
     curves = ((label, *zip(*of, strict=True), n) for n, (label, of) in enumerate(lines.items()))
@@ -1197,23 +1206,33 @@ def _large(name: str, title: str, *factors: float, **own: Any) -> Contender:
 
 def _large_contenders() -> Iterator[Contender]:
     sampled = {"head": "sampled", "sparse": True, "head_option": ("negatives=128",)}
-    title = "sampled softmax, 128 negatives and the batch's targets"
+    title = "`SampledSoftmax`, 128 negatives"
     yield _large("sampled-in-batch", title, 4.0, 2.0, 8.0, **sampled)
     more = sampled | {"head_option": ("negatives=512",)}
-    title = "sampled softmax, 512 negatives and the batch's targets"
+    title = "`SampledSoftmax`, 512 negatives"
     yield _large("sampled-in-batch-512", title, 4.0, 2.0, 8.0, **more)
     forest = sampled | {"head": "forest", "n_trees": 4, "gate": "context"}
-    title = "forest of 4 trees, C = 512, 128 negatives"
+    title = "`ForestSoftmax`, 4 trees, C = 512, 128 negatives"
     yield _large("forest-4", title, 2.0, 1.0, 4.0, 8.0, **forest)
     old = sampled | {"head_option": ("negatives=1024", "in_batch=false")}
-    yield _large("sampled", "sampled softmax, 1,024 negatives", 8.0, 4.0, 16.0, **old)
+    yield _large(
+        "sampled", "`SampledSoftmax`, 1,024 negatives, `in_batch=False`", 8.0, 4.0, 16.0, **old
+    )
     trees = {"head": "trees", "clusters": 512, "binary": True, "sparse": True}
     one, four = ({"n_trees": n, "gate": g} for n, g in ((1, "uniform"), (4, "context")))
-    below = "C = 512, binary below"
-    yield _large("trees-1-binary", f"one tree, {below}", 2.0, 1.0, 4.0, 8.0, **trees, **one)
-    yield _large("trees-4-binary", f"4 trees, {below}", **trees, **four)
-    yield _large("adaptive", "adaptive softmax", head="adaptive")
-    yield _large("softmax", "softmax", head="softmax")
+    yield _large(
+        "trees-1-binary",
+        "`TreeEnsemble`, one binary tree, C = 512",
+        2.0,
+        1.0,
+        4.0,
+        8.0,
+        **trees,
+        **one,
+    )
+    yield _large("trees-4-binary", "`TreeEnsemble`, 4 binary trees, C = 512", **trees, **four)
+    yield _large("adaptive", "`AdaptiveSoftmax`", head="adaptive")
+    yield _large("softmax", "`Softmax`", head="softmax")
     dense = sampled | {"sparse_embedding": False}
     yield _large("sampled-in-batch-dense", "the first, dense word embeddings", **dense)
 

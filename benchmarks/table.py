@@ -41,9 +41,11 @@ was AVX-512.
 
 - *Training steps*: forward, backward and optimizer of an output layer. Heads have
   `hstree.optim.AdamW`, layers of torch `torch.optim.AdamW(fused=True)`; both sampled softmaxes
-  have 128 negatives. Forest: four trees of C = 256, on all classes or 512
-  negatives. Trees: `from_counts`; *binary*: `binary=True`. Classes are drawn from Zipf's law.
-  Adaptive softmax: default cutoffs. Extra memory includes the optimizer's state.
+  have 128 negatives. Deferred: the layer after `hstree.defer_logits`. Forest: four trees of
+  C = 256, on all classes or 512 negatives. Trees: `from_counts`; *binary*: `binary=True`. Classes
+  are drawn from Zipf's law. Adaptive softmax: default cutoffs. Extra memory includes the
+  optimizer's state. *Subwords*: classes as frequent as those of a text in SmolLM2's 49,152
+  subwords, of which 21,817 occur.
 - *Heads*, *default trees*, *mixtures*: a loss of every head; the documentation has their formulas.
   PLIF has 100,000 slopes, the monotonic network 1,000 units, the mixtures K = 15 components
   (Mixtape 4), `trees` four binary trees below a root of C = 256, `sampled` 128 negatives.
@@ -55,13 +57,11 @@ was AVX-512.
 - *Decoding*: a trained head computes the log-probabilities of all classes, the ten most probable,
   the most probable one, or a draw. Untrained vectors that move the scores by about one, over Zipf's
   law. The fewer classes share the probability, the less of a tree the search for the most probable
-  opens.
+  opens. *Forest*: the five most probable classes of a linear layer and of heads.
 - *Optimizers*: steps with the row-sparse gradients of `path, T = 8`.
 - *gensim*, *fasttext*: skip-gram over the same text. A node visit is one node on the path of one
   word: its score, gradients and update.
-- *Trainer*: a step of a whole language model, 700 words.
-- *Wide*, and training steps of *groups*, are of trees that hstree no longer has: groups of G = 32
-  or 16 leaves below binary nodes. They are no longer measured."""
+- *Trainer*: a step of a whole language model, 700 words."""
 
 METHOD = """\
 ## How it was measured
@@ -72,11 +72,12 @@ pytest benchmarks --benchmark-only --benchmark-json=run.json
 python -m benchmarks.table run.json --save benchmarks/results/cpu
 ```
 
-With AVX2 alone, in a record of its own:
+With AVX2 alone, in a record of its own. Where the processor has AVX-512, the compiler of
+torch.compile is to be told `-mno-avx512f` (`CXX`, a script), as GCC 12 otherwise inverts masks:
 
 ```bash
 export ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
-export HSTREE_CPU_CAPABILITY=avx2
+export HSTREE_CPU_CAPABILITY=avx2 TORCHINDUCTOR_CACHE_DIR=$(mktemp -d)
 pytest benchmarks --benchmark-only --benchmark-json=run.json
 python -m benchmarks.table run.json --save benchmarks/results/cpu-avx2
 ```

@@ -90,28 +90,24 @@ def test_tables_are_those_of_the_page() -> None:
         table.row("no such head")
 
 
-def test_a_head_has_one_name() -> None:
-    old = [
-        "softmax, weight decay 0.1",
-        f"{figures.SAMPLED}{figures.TAIL}",
-        "sampled softmax, 1,024 negatives",
-        f"{figures.FOREST}, tied, weight decay 0.1",
-        figures.TREES,
-    ]
-    table = figures.Table("", "", ["head", "valid"], [], [[title, "1"] for title in old])
-    assert figures.renamed(table).rows == [
-        ["`Softmax`", "1"],
-        ["`SampledSoftmax`, 512 negatives, all classes in the last tenth", "1"],
-        ["`SampledSoftmax`, 1,024 negatives, `in_batch=False`", "1"],
-        ["`ForestSoftmax`, 4 trees, 512 negatives, tied", "1"],
-        ["`TreeEnsemble`, 4 trees", "1"],
+def test_settings_that_most_rows_share_are_left_out() -> None:
+    columns, rows = "head | valid", (f"{figures.FOREST}, weight decay 0.1", figures.TREES)
+    shown = figures.study("trees-study.md", "Results", columns, rows)("").splitlines()
+    first = [line.split(" | ")[0].strip("| ") for line in shown]
+    assert first == [
+        "head",
+        "---",
+        "`ForestSoftmax`, 4 trees, 512 negatives",
+        "`TreeEnsemble`, 4 trees",
     ]
 
 
 def test_rows_of_heads_get_the_figures_of_their_record() -> None:
     row = "| `{}` | {} | f(l) |".format
     old = [row("PLIF`, `plif", "9 | 9 | 9 M"), row("X`, `no-such-head", "1 | 2 | 3 M")]
-    (cells,) = (row for row in named("cpu.md", "heads").rows if row[0] == "plif")
+    pages = "cpu.md", "cpu-avx2.md"
+    times = [named(page, "heads").row("plif")["time"].partition(" ")[0] for page in pages]
     memory = figures.times_of("heads", "plif", figures.FLAT, "peak_bytes")
-    new = f"{cells[1].partition(' ')[0]} | {memory:.2f} | {cells[-1]}"
+    parameters = named("cpu.md", "heads").row("plif")["parameters"]
+    new = f"{' / '.join(times)} | {memory:.2f} | {parameters}"
     assert figures.heads("\n".join(old)) == f"{row('PLIF`, `plif', new)}\n{old[1]}"

@@ -36,6 +36,7 @@ def split_rows(columns: int, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
     if torch.compiler.is_exporting():
         return [tensors]
     size = default_chunk_rows(tensors[0], columns)
+    size -= size % 16 if size > 16 else 0  # kernels of the CPU take whole vectors of rows
     return zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
 
 
