@@ -53,6 +53,7 @@ def _model(size: Size) -> tuple[TrainConfig, Corpus, LanguageModel]:
         bptt=size.rows // COLUMNS,
         optimizer="adamw",
         learning_rate=1e-3,
+        head="trees",
         recipe="huffman",
     )
     return config, corpus, build_model(config, size.classes, corpus.statistics())

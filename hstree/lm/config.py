@@ -120,7 +120,7 @@ class TrainConfig:
     sparse_embedding: bool = False
     """row-sparse gradients of the word embeddings; only words read are updated"""
 
-    head: str = "trees"
+    head: str = "sampled"
     """output layer"""
     tied: bool = False
     """tie the output layer to the word embeddings; a softmax then needs --context-size equal to
@@ -147,7 +147,7 @@ class TrainConfig:
     head_option: tuple[str, ...] = ()
     """any other option of the head, with its value as JSON or plain text; can be repeated"""
 
-    epochs: Count = 8
+    epochs: Count = 10
     """passes over the training text"""
     batch_size: Count = 20
     """number of parallel token streams in each process"""

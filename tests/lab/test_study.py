@@ -203,6 +203,7 @@ MODELS = {
     "ptb": 8,
     "bias-start": 8,
     "components": 6,
+    "default": 3,
     "gss-grid": 72,
     "gss-rates": 20,
     "heads": 7,

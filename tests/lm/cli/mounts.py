@@ -11,6 +11,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import torch
+
 _NEW_USERS, _NEW_MOUNTS = 0x10000000, 0x00020000  # CLONE_NEWUSER, CLONE_NEWNS
 _READ_ONLY, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 1, 32, 4096, 16384, 1 << 18  # MS_*
 _UNAVAILABLE = 77
@@ -63,6 +65,9 @@ def in_child(function: Callable[[], int], output: Path) -> tuple[int, str, str]:
                 os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
             _separate()
+            torch.set_num_threads(
+                1
+            )  # the threads of OpenMP are not forked, and would be waited for
             status = function()
         except BaseException:
             traceback.print_exc()

@@ -48,7 +48,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help"]) == 0
     listing = re.sub(r"(?<=\w)-\n *", "-", capsys.readouterr().out)
     listing = re.sub(r"\s+", " ", listing)
-    assert f"output layer; one of {', '.join(head_names())} (default: trees)" in listing
+    assert f"output layer; one of {', '.join(head_names())} (default: sampled)" in listing
     for field in dataclasses.fields(TrainConfig):
         assert f"--{field.name.replace('_', '-')}" in listing
         if isinstance(field.default, int) and not isinstance(field.default, bool):

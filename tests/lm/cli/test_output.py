@@ -24,7 +24,7 @@ SMALL = [
     *("--batch-size", "8", "--bptt", "10", "--learning-rate", "0.01", "--warmup", "5"),
     *("--device", "cpu"),
 ]
-TREES = ["--n-trees", "2", "--clusters", "4"]
+TREES = ["--head", "trees", "--n-trees", "2", "--clusters", "4"]
 STUDY = """\
 seeds = [1, 2]
 rank = true

@@ -128,7 +128,7 @@ def test_a_small_model_trains_by_a_preset(
         ("--n-trees 2 --head softmax", "--n-trees: expected the head 'trees' or 'forest', which"),
         ("--gate context --preset ptb-mos --data {data}", "--gate: expected the head 'trees' or"),
         (
-            "--optimizer sgd --averaging nt --sparse --n-trees 1 --clusters 4",
+            "--optimizer sgd --averaging nt --head trees --sparse --n-trees 1 --clusters 4",
             "averaged SGD does not su",
         ),
     ],

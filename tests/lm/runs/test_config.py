@@ -65,7 +65,7 @@ def test_settings_fit_the_heads() -> None:
         ({"epochs": True}, "--epochs: expected int, got True"),
         ({"head_option": (1,)}, r"--head-option: expected a tuple of str, got \(1,\)"),
         ({"head_option": ("novalue",)}, "--head-option: expected KEY=VALUE, got 'novalue'"),
-        ({"head_option": ("n_trees=3",)}, "--head-option: expected --n-trees for 'n_trees', got"),
+        ({"head_option": ("sparse=true",)}, "--head-option: expected --sparse for 'sparse', got"),
         ({"head_option": ("tied=true",)}, "--head-option: expected --tied for 'tied', got tied=T"),
         ({"head_option": ("reduction=sum",)}, "--head-option: expected no 'reduction', as a perpl"),
         ({"finetune": "a\0"}, r"--finetune: expected text without NUL, in UTF-8, got 'a\\x00'"),
@@ -87,7 +87,7 @@ def test_head_options() -> None:
     assert softmax.head_options() == {"note": "a=b", "cutoffs": [2, 5]}
     sampled = TrainConfig(head="sampled", sparse=True, all_classes=0.5)
     assert sampled.head_options() == {"sparse": True}
-    trees = TrainConfig(n_trees=3, clusters=8, sparse=True).head_options()
+    trees = TrainConfig(head="trees", n_trees=3, clusters=8, sparse=True).head_options()
     expected = {"n_trees": 3, "clusters": 8, "subset_size": None}
     assert trees == expected | {"gate": "context", "recipe": "cluster", "sparse": True}
 
