@@ -473,6 +473,13 @@ def _equal_time(row: str) -> Figure:
     return cell("transformer-study.md", "In the time of 1,600 steps", row, "valid")
 
 
+LONG_ROWS = (
+    *("`Softmax`", SAMPLED, SAMPLED + TAIL, f"{SAMPLED}, all classes in the last 40%"),
+    *(FOREST + TAIL, EVERY),
+)
+EQUAL_TIME = "head | valid | steps | time | seeds"
+
+
 def _labels(title: str, row: str) -> Figure:
     return cell("classification.md", title, row, "precision@1")
 
@@ -523,12 +530,15 @@ SCREENED_ROWS = (
 )
 README: dict[str, Figure] = {
     "one line": one_line,
+    "trees equal time": _equal_time(TREES),
     "sampled equal time": _equal_time(SAMPLED + TAIL),
     "softmax 1,600": _transformer("1,600", "Softmax"),
+    "softmax occurring": _equal_time("Softmax, over the 21,819 subwords that occur"),
     "sampled tail": _transformer("10,000", SAMPLED + TAIL),
     "softmax 10,000": _transformer("10,000", "Softmax"),
     "gpu sampled": lambda _: f"{gpu_step(GPU_SETTINGS[0], 'sampled'):.2g}",
     "step of SmolLM2": cell("lm_head.md", "lm_head", "replace_lm_head(model)", "time of a step"),
+    "step with AVX2": cell("lm_head-avx2.md", "", "replace_lm_head(model)", "time of a step"),
     "greedy": speed("SmolLM2"),
     "greedy large": speed("Shape of Gemma"),
     "five labels sampled": _labels("100,000 labels, five", "sampled-512"),
@@ -554,11 +564,10 @@ DOCS: dict[str, Figure] = {
     "gpu": gpu_steps,
     "gpu screened": whole("gpu.md", "The best word", BEST_WORD),
     "heads": heads,
-    "equal time": study(
-        "transformer-study.md", "In the time of 1,600 steps", "head | valid | steps | time | seeds"
-    ),
+    "equal time": study("transformer-study.md", "In the time of 1,600 steps", EQUAL_TIME),
+    "equal time, long": study("transformer-study.md", "In the time of 10,000 steps", EQUAL_TIME),
     "transformer": study(
-        "transformer-study.md", "After 10,000 steps", "head | valid | step / softmax | parameters"
+        "transformer-study.md", "After 10,000 steps", "head | valid | step / softmax", LONG_ROWS
     ),
     "lm_head": all_of("lm_head.md"),
     "gensim 400": visits("gensim", 400),

@@ -907,8 +907,8 @@ def _ensemble_picture(found: Sequence[Result]) -> Any:
 
 # ---- a small transformer
 
-SUBWORDS = 49_152
-"""Subwords of SmolLM2. Those that do not occur in the text come last."""
+SUBWORDS, OCCURRING = 49_152, 21_819
+"""Subwords of SmolLM2, and those that occur in the text, which come first."""
 WIDTH, LAYERS, WINDOW, WINDOWS = 256, 2, 64, 8
 """Features and layers of the transformer; tokens of a window, and windows of a step."""
 TRANSFORMER_TOKENS = 32_768
@@ -920,7 +920,11 @@ WARM_UP, LAST_RATE = 0.05, 0.1
 TRANSFORMER_RATE = 0.001
 """The best of 0.0005, 0.001 and 0.002 for a softmax, a sampled one and forests of one tree and of
 four, in runs of SHORT_STEPS on another text: the others were 4 to 13% worse."""
-TAILS = {"sampled-in-batch": "softmax", "forest-4": "forest-4-all"}
+TAILS = {
+    "sampled-in-batch": "softmax",
+    "forest-4": "forest-4-all",
+    "sampled-in-batch-occurring": "softmax-occurring",
+}
 """Contenders of which others score all classes in the last steps, and the one with these steps."""
 
 
@@ -954,7 +958,7 @@ def _with_tail(one: Contender, tail: float) -> Contender:
 
 def _long_transformers() -> Iterator[Contender]:
     long = {one.name: one for one in _transformers(LONG) if one.name != "forest-1"}
-    tails = [_with_tail(long[name], 0.1) for name in TAILS]
+    tails = [_with_tail(long[name], 0.1) for name in TAILS if name in long]
     for one in (*long.values(), *tails, _with_tail(long["sampled-in-batch"], 0.4)):
         yield replace(one, name=f"{one.name}-long")
 
@@ -968,7 +972,18 @@ def _equal_time() -> Iterator[Contender]:
     names it."""
     by_name = {one.name: one for one in SHORT}
     trees = {"head": "trees", "n_trees": 4, "learning_rate": TRANSFORMER_RATE}
+    softmax, sampled = (
+        replace(
+            one,
+            name=f"{one.name}-occurring",
+            title=f"{one.title}, over the {OCCURRING:,} subwords that occur",
+            settings={**one.settings, "classes": OCCURRING},
+        )
+        for one in (by_name["softmax"], by_name["sampled-in-batch"])
+    )
     for one, steps in (
+        (softmax, (3200, 20_000)),
+        (_with_tail(sampled, 0.1), (6800, 42_000)),
         (by_name["sampled-in-batch"], (4800, 30_000)),
         (_with_tail(by_name["sampled-in-batch"], 0.1), (4000, 25_000)),
         (_with_tail(by_name["forest-4"], 0.1), (3800, 24_000)),
@@ -996,7 +1011,7 @@ class Transformer(nn.Module):
 
         super().__init__()
         config = LlamaConfig(
-            vocab_size=SUBWORDS,
+            vocab_size=settings.get("classes", SUBWORDS),
             hidden_size=WIDTH,
             intermediate_size=8 * WIDTH // 3,
             num_hidden_layers=LAYERS,
@@ -1005,7 +1020,7 @@ class Transformer(nn.Module):
             use_cache=False,
         )
         self.backbone = LlamaModel(config)
-        of_training = ("head", "learning_rate", "steps", "tail")
+        of_training = ("head", "learning_rate", "steps", "tail", "classes")
         own = {k: v for k, v in settings.items() if k not in of_training}
         self.head = make_head(settings["head"], self.backbone.embed_tokens, corpus, own)
 
@@ -1015,8 +1030,8 @@ class Transformer(nn.Module):
 
 def make_head(name: str, embedding: nn.Embedding, corpus: Corpus, options: Any) -> Head:
     """A head tied to an embedding. Trees are learned from the text."""
-    statistics = CorpusStatistics.from_tokens(corpus.train, SUBWORDS)
     size = embedding.embedding_dim, embedding.num_embeddings
+    statistics = CorpusStatistics.from_tokens(corpus.train, embedding.num_embeddings)
     counts = {"frequencies": statistics.frequencies, "embedding": embedding}
     if name == "softmax":
         return hstree.Softmax(*size, **counts, **options)
@@ -1176,8 +1191,12 @@ def _time_picture(found: Sequence[Result], run_time: Callable[[Result], float]) 
 
 def time_transformer(corpus: Corpus) -> dict[str, Any]:
     contenders = {one.name: one for one in SHORT} | {
-        "trees": next(one for one in TRANSFORMERS if one.name.startswith("trees"))
+        name: next(one for one in TRANSFORMERS if one.name == f"{name}-time")
+        for name in ("trees", "softmax-occurring")
     }
+    sampled = contenders["sampled-in-batch"]
+    own = {**sampled.settings, "classes": OCCURRING}
+    contenders["sampled-in-batch-occurring"] = replace(sampled, settings=own)
     return step_times(
         {name: transformer_steps(one.settings, corpus, 1) for name, one in contenders.items()}
     )
