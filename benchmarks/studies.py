@@ -1169,14 +1169,18 @@ def report_transformer(contenders: Sequence[Contender], records: Records) -> Rep
     )
 
 
+UNDRAWN = ("forest-1", "forest-4", "forest-4-all", "sampled-in-batch-tail-40")
+
+
 def _time_picture(found: Sequence[Result], run_time: Callable[[Result], float]) -> Any:
     """Validation perplexity of whole runs against their time."""
     points: dict[str, list[tuple[float, float]]] = {}
     for one in found:
-        if one.contender.name.removesuffix("-long") in ("forest-1", "forest-4-all"):
-            continue  # of which there is one point
+        if one.contender.name.removesuffix("-long") in UNDRAWN:
+            continue
         if (valid := one.mean("valid")) is not None and math.isfinite(run_time(one)):
-            label = one.title.replace(", C = 256", "")
+            label = one.title.replace(", C = 256", "").replace(", 512 negatives", "")
+            label = label.replace("the 21,819 subwords", "subwords")
             points.setdefault(label, []).append((run_time(one), valid))
     lines = {label: sorted(of) for label, of in points.items()}
     curves = ((label, *zip(*of, strict=True), n) for n, (label, of) in enumerate(lines.items()))

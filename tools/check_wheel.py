@@ -71,7 +71,7 @@ def check_installed() -> None:
         run = Path(name, "run")
         for arguments in (
             ["--version"],
-            ["train", "--data", text, "--run", run, "--epochs", "1", "--n-trees", "1"],
+            ["train", "--data", text, "--run", run, "--epochs", "1", "--head", "trees"],
             ["generate", run, "--prompt", "the", "--words", "5"],
         ):
             subprocess.run([programs / "hstree", *arguments], check=True)

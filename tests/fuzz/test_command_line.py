@@ -39,7 +39,14 @@ class Places:
         self.data = write_corpus(folder / "data", sentences=20)
         self.run = folder / "run"
         small = [f"{name}={value[0]}" for name, value in SMALL.items()]
-        arguments = ["train", f"--data={self.data}", f"--run={self.run}", "--clusters=4", *small]
+        arguments = [
+            "train",
+            f"--data={self.data}",
+            f"--run={self.run}",
+            "--head=trees",
+            "--clusters=4",
+            *small,
+        ]
         assert main([*arguments, "--threads=1"]) == 0
 
     def elsewhere(self) -> Path:

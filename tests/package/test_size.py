@@ -24,7 +24,7 @@ LINES = {
     "hstree/lab": 3_660,
     "csrc": 19_580,
     "tests": 43_050,
-    "benchmarks": 6_860,
+    "benchmarks": 6_870,
     "docs": 3_500,
 }
 """At most; what is aimed at: 17,000, 3,500, 2,800, 17,500, 30,000, 5,500 and 3,200."""
