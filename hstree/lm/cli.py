@@ -349,7 +349,7 @@ def _fail(error: BaseException, message: str, status: int) -> int:
 _TRAIN = """\
 Train an LSTM language model and write a run folder with its settings, vocabulary, metrics,
 learning curve and best weights. Without arguments it trains on the docstrings and help topics of
-this Python installation, with a sampled softmax, in about 4 minutes on two CPU cores. --preset uses
+this Python installation, with a sampled softmax, in a few minutes on two CPU cores. --preset uses
 the published settings of an AWD-LSTM, which need a GPU and hours; --finetune starts from the best
 weights of another run. Ctrl-C and SIGTERM save the state and stop; --resume continues from the last
 saved state. To train in several processes: torchrun -m -- hstree train.
