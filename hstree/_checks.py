@@ -228,7 +228,7 @@ def mark_targets(
     if bad.any():
         raise ValueError(
             f"{name}: expected values in [0, {n_classes}) or "
-            f"{'ignore_index ' * (name == 'target')}{ignore_index}, got {int(target[bad][0])}"
+            f"{'ignore_index ' * (name != 'exclude')}{ignore_index}, got {int(target[bad][0])}"
         )
     return target.masked_fill(ignored, -1)
 
